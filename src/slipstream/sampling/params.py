@@ -1,0 +1,121 @@
+"""What a request may ask of the sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slipstream.errors import InvalidRequestError
+
+MAX_TOP_LOGPROBS = 20
+SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping parameters of one request, validated at construction.
+
+    Attributes:
+        temperature: 0 is greedy; above 0 the logits are divided by it.
+        top_p, top_k, min_p: Filters; 1.0, 0 and 0.0 switch them off.
+        repetition_penalty: Over prompt and output tokens, as in CTRL; 1.0 is off.
+        presence_penalty, frequency_penalty: Over output tokens, as in the OpenAI API; 0.0 is off.
+        logit_bias: Token id -> added to its logit.
+        bad_words: Token sequences that must never be completed.
+        allowed_token_ids: If given, no other token can be drawn.
+        max_tokens: Most output tokens; at least 1.
+        min_tokens: EOS and stop tokens cannot be drawn before this many output tokens.
+        ignore_eos: EOS does not end the output (it can still be drawn).
+        stop: Strings that end the output.
+        stop_token_ids: Tokens that end the output.
+        include_stop: Keep the stop string in the text.
+        seed: Seed of the noise, 64 bits.
+        logprobs: Report the log-probability of each output token.
+        top_logprobs: How many alternatives to report with it.
+        prompt_logprobs: Report log-probabilities of the prompt tokens.
+        logprobs_mode: `raw` is the model's own distribution, `processed` is after processors,
+            temperature and filters.
+
+    Raises:
+        InvalidRequestError: A value is outside its range; names the field.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    max_tokens: int = 256
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    seed: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    logprobs_mode: str = "raw"
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 100.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("top_k", self.top_k, 0, math.inf)
+        _in_range("max_tokens", self.max_tokens, 1, math.inf)
+        _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _in_range("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        _in_range("seed", self.seed, 0, 2**SEED_BITS - 1)
+        for token, bias in self.logit_bias.items():
+            _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError(
+                "allowed_token_ids must name at least one token, got an empty list",
+                param="allowed_token_ids",
+            )
+        if any(not word for word in self.bad_words):
+            raise InvalidRequestError("bad_words holds an empty word", param="bad_words")
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("stop holds an empty string", param="stop")
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise InvalidRequestError(
+                f'logprobs_mode must be "raw" or "processed", got "{self.logprobs_mode}"',
+                param="logprobs_mode",
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether a row's distribution depends on the tokens drawn before it."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.min_tokens > 0
+            or any(len(word) > 1 for word in self.bad_words)
+        )
+
+
+def _in_range(
+    name: str, value: float, low: float, high: float, *, low_open: bool = False
+) -> None:
+    is_low = value <= low if low_open else value < low
+    if math.isnan(value) or is_low or value > high:
+        least = f"above {low:g}" if low_open else f"at least {low:g}"
+        most = "" if high == math.inf else f" and at most {high:g}"
+        field_name = name.split("[", maxsplit=1)[0]
+        raise InvalidRequestError(
+            f"{name} must be {least}{most}, got {value:g}", param=field_name
+        )
