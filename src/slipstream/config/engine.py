@@ -1,0 +1,47 @@
+"""Section `engine`: the process that computes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipstream.config.section import Section
+
+
+class EngineConfig(Section):
+    """The engine process, its threads and its restarts."""
+
+    num_threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads of the matrix library; null takes every core. Answers do not depend "
+        "on it.",
+    )
+    restart_limit: int = Field(
+        default=5,
+        ge=0,
+        description="Restarts of a crashed engine before the service gives up; 0 never restarts.",
+    )
+    restart_backoff_s: float = Field(
+        default=1.0,
+        gt=0.0,
+        description="Wait before the first restart; it doubles with each further one.",
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**64,
+        description=(
+            "Start of the stream that seeds are drawn from for requests that give none; null "
+            "starts from the system's randomness."
+        ),
+    )
+    logprobs_mode: Literal["raw", "processed"] = Field(
+        default="raw",
+        description=(
+            "What reported log-probabilities are of, unless a request says: the model's own "
+            "distribution, or the one after processors, temperature and filters."
+        ),
+    )

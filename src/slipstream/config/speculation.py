@@ -1,0 +1,224 @@
+"""Section `speculation`: who drafts, how far, and when drafting stops.
+
+`drafters` and `controller` are tagged unions: `kind` chooses the class, and a bare name such as
+`suffix` is short for `{kind: suffix}`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from slipstream.config.model import Dtype
+from slipstream.config.section import ByteSize, Section
+
+MAX_DRAFT_LEN = 32
+MAX_DRAFT_NODES = 128
+INSTANCE_NAME = "^[a-z][a-z0-9_-]{0,31}$"
+
+
+class NgramConfig(Section):
+    """Prompt lookup: what followed the last tokens where they occurred before is drafted."""
+
+    kind: Literal["ngram"] = Field(default="ngram", description="Which drafter this is.")
+    name: str = Field(
+        default="ngram",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
+    )
+    match: Literal["longest_earliest", "first_leftmost", "longest_latest"] = Field(
+        default="longest_latest",
+        description=(
+            "Which occurrence counts when there are several: the longest match, earliest or "
+            "latest in the text; or the leftmost match of the first length that has one."
+        ),
+    )
+    min_n: int = Field(default=2, ge=1, le=64, description="Shortest run of tokens to look up.")
+    max_n: int = Field(default=5, ge=1, le=64, description="Longest run of tokens to look up.")
+    max_draft_len: int = Field(
+        default=8, ge=1, le=MAX_DRAFT_LEN, description="Most tokens of one draft."
+    )
+    cut_at_eos: bool = Field(
+        default=True, description="End a draft before an end-of-sequence token that it copies."
+    )
+
+    @model_validator(mode="after")
+    def _lengths_in_order(self) -> Self:
+        if self.min_n > self.max_n:
+            raise ValueError(
+                f"must have min_n at or below max_n, got min_n {self.min_n} and max_n {self.max_n}"
+            )
+        return self
+
+
+class SuffixConfig(Section):
+    """Suffix tree over the request's own text and over finished requests with the same salt."""
+
+    kind: Literal["suffix"] = Field(default="suffix", description="Which drafter this is.")
+    name: str = Field(
+        default="suffix",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
+    )
+    max_depth: int = Field(
+        default=24, ge=2, le=256, description="Longest suffix that the tree remembers, in tokens."
+    )
+    max_cached_requests: int = Field(
+        default=1000,
+        ge=0,
+        description="Finished requests that are remembered; 0 remembers none, oldest go first.",
+    )
+    max_memory_bytes: ByteSize = Field(
+        default=64 * 2**20, ge=2**20, description="Most memory that the trees may take."
+    )
+    max_spec_factor: float = Field(
+        default=2.0,
+        ge=0.0,
+        le=64.0,
+        description="Draft length allowed per token of the match: factor * match length + offset.",
+    )
+    max_spec_offset: float = Field(
+        default=0.0, ge=-32.0, le=32.0, description="The offset of that rule."
+    )
+    min_token_prob: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="A draft ends where its estimated probability falls below this.",
+    )
+    tree: bool = Field(
+        default=False, description="Propose a tree of likely continuations instead of one chain."
+    )
+
+
+class DraftModelConfig(Section):
+    """A smaller model with the same vocabulary, or the target itself with cheaper weights."""
+
+    kind: Literal["draft_model"] = Field(
+        default="draft_model", description="Which drafter this is."
+    )
+    name: str = Field(
+        default="draft_model",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
+    )
+    source: str = Field(
+        min_length=1,
+        description="Where its weights are, as in `model.source`; `target` is the target's own.",
+    )
+    sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="Checksum that the weights file must have; null checks none of ours.",
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
+    )
+    dtype: Dtype = Field(
+        default="auto", description="Type that its weights are held in; `auto` is bfloat16."
+    )
+    num_children: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
+    )
+    max_draft_len: int = Field(
+        default=4, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
+    )
+    max_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Longest text it drafts for, in tokens; null is the draft model's own limit.",
+    )
+
+
+class FixedControl(Section):
+    """Every step drafts up to the limits."""
+
+    kind: Literal["fixed"] = Field(default="fixed", description="Which controller this is.")
+
+
+class CostControl(Section):
+    """A request drafts only as deep as measured acceptance pays for the measured cost."""
+
+    kind: Literal["cost"] = Field(default="cost", description="Which controller this is.")
+    decay: float = Field(
+        default=0.9,
+        gt=0.0,
+        lt=1.0,
+        description="Weight that old acceptances keep each time a new one is counted.",
+    )
+    probe_interval: int = Field(
+        default=32,
+        ge=1,
+        le=65536,
+        description="Steps after which a request that stopped drafting tries again.",
+    )
+    min_gain: float = Field(
+        default=1.05,
+        ge=1.0,
+        le=10.0,
+        description="Expected tokens per second, as a multiple of plain decoding, worth a draft.",
+    )
+
+
+def _tagged(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def _cost_by_default(value: object) -> object:
+    value = _tagged(value)
+    return {"kind": "cost", **value} if isinstance(value, dict) else value
+
+
+DrafterConfig = Annotated[
+    NgramConfig | SuffixConfig | DraftModelConfig, Field(discriminator="kind")
+]
+Control = Annotated[FixedControl | CostControl, Field(discriminator="kind")]
+
+
+class SpeculationConfig(Section):
+    """Drafting and verification."""
+
+    drafters: tuple[Annotated[DrafterConfig, BeforeValidator(_tagged)], ...] = Field(
+        default=(SuffixConfig(),),
+        strict=False,
+        description=(
+            "Drafter instances; their proposals are merged into one tree. An empty list is "
+            "speculation off."
+        ),
+    )
+    max_draft_len: int = Field(
+        default=8,
+        ge=1,
+        le=MAX_DRAFT_LEN,
+        description="Most draft tokens from root to leaf in one step.",
+    )
+    max_draft_nodes: int = Field(
+        default=16,
+        ge=1,
+        le=MAX_DRAFT_NODES,
+        description="Most draft tokens of one request in one step, all branches together.",
+    )
+    verification: Literal["exact"] = Field(
+        default="exact",
+        description="How drafts are checked: `exact` keeps what the target's sampler says.",
+    )
+    controller: Annotated[Control, BeforeValidator(_cost_by_default)] = Field(
+        default=CostControl(), description="What decides how much each step drafts."
+    )
+
+    @field_validator("drafters")
+    @classmethod
+    def _unique_names(cls, drafters: tuple[DrafterConfig, ...]) -> tuple[DrafterConfig, ...]:
+        counts = Counter(drafter.name for drafter in drafters)
+        twice = [f'"{name}"' for name, count in counts.items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"must have names that differ, but more than one is named {', '.join(twice)}; "
+                "give each instance its own `name`"
+            )
+        return drafters
