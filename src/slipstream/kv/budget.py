@@ -1,0 +1,130 @@
+"""One memory budget, split into weights, workspace and KV pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.errors import CapacityError
+
+_GIB = 2**30
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How the budget is spent; all sizes in bytes.
+
+    Attributes:
+        num_pages: Pages that requests can lease in the target's cache.
+        num_draft_pages: The same for the drafter's cache; 0 when it has none.
+        page_size: Tokens per page of both.
+        budget_bytes: What everything together may use.
+        weight_bytes, draft_weight_bytes, workspace_bytes: Shares that are not pages.
+        kv_bytes, draft_kv_bytes: Memory of the caches, one scratch page each included.
+    """
+
+    num_pages: int
+    num_draft_pages: int
+    page_size: int
+    budget_bytes: int
+    weight_bytes: int
+    draft_weight_bytes: int
+    workspace_bytes: int
+    kv_bytes: int
+    draft_kv_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Sum of all shares; at most `budget_bytes`."""
+        return (
+            self.weight_bytes
+            + self.draft_weight_bytes
+            + self.workspace_bytes
+            + self.kv_bytes
+            + self.draft_kv_bytes
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit into the target's cache."""
+        return self.num_pages * self.page_size
+
+
+def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class would only rename them)
+    *,
+    total_bytes: int,
+    utilization: float,
+    weight_bytes: int,
+    draft_weight_bytes: int,
+    workspace_bytes: int,
+    kv_bytes_per_token: int,
+    draft_kv_bytes_per_token: int,
+    page_size: int,
+    max_model_len: int,
+    kv_bytes: int | None = None,
+) -> MemoryPlan:
+    """Split the budget: what weights and workspace leave becomes pages.
+
+    Target and drafter get the same number of pages, since they cache the same tokens.
+
+    Args:
+        total_bytes: The machine's (or device's) memory.
+        utilization: Share of it that may be used, above 0 and at most 1.
+        weight_bytes, draft_weight_bytes: Weights as they lie in memory.
+        workspace_bytes: Peak of everything else in the widest pass, its logits included.
+        kv_bytes_per_token, draft_kv_bytes_per_token: `KvStorage.bytes_per_token`; 0 for a
+            drafter without a cache.
+        page_size: Tokens per page.
+        max_model_len: Longest sequence that must fit.
+        kv_bytes: Memory of both caches together; overrides `utilization`.
+
+    Raises:
+        CapacityError: Not one request of `max_model_len` tokens fits, or `kv_bytes` is more than
+            the machine has; the message names every share.
+    """
+    fixed_bytes = weight_bytes + draft_weight_bytes + workspace_bytes
+    if kv_bytes is None:
+        budget_bytes = int(total_bytes * utilization)
+        cache_bytes = budget_bytes - fixed_bytes
+    else:
+        budget_bytes = fixed_bytes + kv_bytes
+        cache_bytes = kv_bytes
+    page_bytes = page_size * (kv_bytes_per_token + draft_kv_bytes_per_token)
+    num_pages = cache_bytes // page_bytes - 1  # one page of each cache is scratch
+    num_needed = -(-max_model_len // page_size)
+    shares = (
+        f"of {_human(total_bytes)} memory, {_human(budget_bytes)} may be used: weights "
+        f"{_human(weight_bytes)}, draft weights {_human(draft_weight_bytes)}, workspace "
+        f"{_human(workspace_bytes)}, KV cache {_human(max(cache_bytes, 0))} "
+        f"({max(num_pages, 0)} pages of {page_size} tokens, {_human(page_bytes)} each)"
+    )
+    if budget_bytes > total_bytes:
+        raise CapacityError(
+            f"memory.kv_bytes asks for more than the machine has: {shares}",
+            hint="lower memory.kv_bytes",
+        )
+    if num_pages < num_needed:
+        raise CapacityError(
+            f"the KV cache cannot hold one request of {max_model_len} tokens, which needs "
+            f"{num_needed} pages and one scratch page, {_human((num_needed + 1) * page_bytes)}: "
+            f"{shares}",
+            hint="raise memory.utilization or memory.kv_bytes, or lower model.max_model_len",
+        )
+    num_draft_pages = num_pages if draft_kv_bytes_per_token else 0
+    return MemoryPlan(
+        num_pages=num_pages,
+        num_draft_pages=num_draft_pages,
+        page_size=page_size,
+        budget_bytes=budget_bytes,
+        weight_bytes=weight_bytes,
+        draft_weight_bytes=draft_weight_bytes,
+        workspace_bytes=workspace_bytes,
+        kv_bytes=(num_pages + 1) * page_size * kv_bytes_per_token,
+        draft_kv_bytes=(num_pages + 1) * page_size * draft_kv_bytes_per_token,
+    )
+
+
+def _human(num_bytes: int) -> str:
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.2f} GiB"
+    return f"{num_bytes / _MIB:.2f} MiB"
