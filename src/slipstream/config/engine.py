@@ -32,7 +32,7 @@ class EngineConfig(Section):
     seed: int | None = Field(
         default=None,
         ge=0,
-        lt=2**64,
+        le=2**64 - 1,
         description=(
             "Start of the stream that seeds are drawn from for requests that give none; null "
             "starts from the system's randomness."
