@@ -1,0 +1,236 @@
+"""A config.json for a GGUF file, from its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import WeightsError
+from slipstream.weights.gguf_reader import GgufFile
+from slipstream.weights.names import ROPE_FACTORS
+
+_Value = TypeVar("_Value", int, float, str)
+
+# general.architecture -> (model_type, architectures[0])
+_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+
+# What llama.cpp holds as constants of the architecture instead of writing it to the file.
+_GEMMA_PATTERN = 6
+_GEMMA_LOCAL_ROPE_THETA = 10000.0
+_GEMMA_27B_LAYERS = 62
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+def architecture_of(file: GgufFile) -> str:
+    """`general.architecture`, if it is one that can be read.
+
+    Raises:
+        WeightsError: it is absent or not supported.
+    """
+    architecture = _Reader(file).require("general.architecture", str)
+    if architecture not in _FAMILIES:
+        raise WeightsError(
+            f"{file.path} holds a model of architecture {architecture!r}; "
+            f"supported in GGUF are {', '.join(_FAMILIES)}"
+        )
+    return architecture
+
+
+def config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """Build what config.json would say, with the field names of public checkpoints.
+
+    Raises:
+        WeightsError: a key is missing or of the wrong type, or the model needs what the config
+            cannot express (experts, layers of different sizes, unknown rotary scaling).
+    """
+    architecture = architecture_of(file)
+    reader = _Reader(file, architecture)
+    if reader.optional("expert_count", 0, int):
+        raise WeightsError(f"{file.path} is a mixture of experts, which is not supported in GGUF")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise WeightsError(f"{file.path} has no tensor 'token_embd.weight', the token embedding")
+    model_type, class_name = _FAMILIES[architecture]
+    hidden_size = reader.require("embedding_length", int)
+    num_heads = reader.same_in_every_layer("attention.head_count")
+    head_dim = reader.optional("attention.key_length", hidden_size // num_heads, int)
+    if reader.optional("attention.value_length", head_dim, int) != head_dim:
+        raise WeightsError(f"{file.path} has keys and values of different lengths: not supported")
+    config: dict[str, Any] = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "hidden_size": hidden_size,
+        "intermediate_size": reader.same_in_every_layer("feed_forward_length"),
+        "num_hidden_layers": reader.require("block_count", int),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": reader.same_in_every_layer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": reader.require("context_length", int),
+        "rms_norm_eps": _shortest(reader.require("attention.layer_norm_rms_epsilon", float)),
+        "rope_theta": _shortest(reader.optional("rope.freq_base", 10000.0, float)),
+        "rope_scaling": _rope_scaling(file, reader, head_dim),
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **_token_ids(file.metadata),
+    }
+    rotary_dim = reader.optional("rope.dimension_count", head_dim, int)
+    if rotary_dim != head_dim:
+        config["partial_rotary_factor"] = rotary_dim / head_dim
+    return config | _family_fields(file, reader, config)
+
+
+def _family_fields(file: GgufFile, reader: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    window = reader.optional("attention.sliding_window", 0, int)
+    model_type = config["model_type"]
+    if model_type == "gemma3_text":
+        is_27b = config["num_hidden_layers"] == _GEMMA_27B_LAYERS
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+        local_theta = reader.optional("rope.freq_base_swa", _GEMMA_LOCAL_ROPE_THETA, float)
+        softcap = reader.optional("final_logit_softcapping", 0.0, float)
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": False,
+            "query_pre_attn_scalar": scalar if is_27b else config["head_dim"],
+            "rope_local_base_freq": _shortest(local_theta),
+            "sliding_window": reader.require("attention.sliding_window", int),
+            "sliding_window_pattern": reader.optional(
+                "attention.sliding_window_pattern", _GEMMA_PATTERN, int
+            ),
+            "final_logit_softcapping": softcap or None,
+            "attn_logit_softcapping": None,
+        }
+    fields: dict[str, Any] = {"hidden_act": "silu"}
+    if model_type == "llama" and window:
+        # GGUF has no architecture of Mistral's own: a Llama with a window is one.
+        fields |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+        fields["sliding_window"] = window
+    elif model_type == "llama":
+        fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        fields["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    else:
+        fields |= {"sliding_window": window or None, "use_sliding_window": window > 0}
+    return fields
+
+
+def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    pad = metadata.get("tokenizer.ggml.padding_token_id")
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ends = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
+    unique = list(dict.fromkeys(end for end in ends if end is not None))
+    eos = unique[0] if len(unique) == 1 else unique or None
+    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
+
+
+def _rope_scaling(file: GgufFile, reader: _Reader, head_dim: int) -> dict[str, Any] | None:
+    if ROPE_FACTORS in file.tensors:
+        return _llama3_scaling(file, reader, head_dim)
+    kind = reader.optional("rope.scaling.type", "none", str)
+    factor = _shortest(reader.optional("rope.scaling.factor", 1.0, float))
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        original = reader.require("rope.scaling.original_context_length", int)
+        scaling = {"rope_type": "yarn", "factor": factor}
+        return scaling | {"original_max_position_embeddings": original}
+    raise WeightsError(
+        f"{file.path} scales its rotary embedding by {kind!r}; supported are linear, yarn and "
+        f"the factors of Llama 3 ({ROPE_FACTORS})"
+    )
+
+
+def _llama3_scaling(file: GgufFile, reader: _Reader, head_dim: int) -> dict[str, Any] | None:
+    """Recognise Llama 3's scaling in `rope_freqs.weight`, the divisors of the frequencies.
+
+    The file has the divisors alone; they are accepted if the published rule reproduces them.
+    """
+    tensor = file.tensors[ROPE_FACTORS]
+    stored = tensor.block.dequantize(file.blocks(ROPE_FACTORS)).ravel()
+    factor = float(stored.max())
+    if float(stored.min()) == 1.0 == factor:
+        return None
+    theta = reader.optional("rope.freq_base", 10000.0, float)
+    context = reader.optional("rope.scaling.original_context_length", _LLAMA3_CONTEXT, int)
+    expected = llama3_factors(theta, head_dim, factor, context)
+    if stored.shape != expected.shape or not np.allclose(stored, expected, rtol=1e-4):
+        raise WeightsError(
+            f"{ROPE_FACTORS} of {file.path} does not follow Llama 3's rule (factor {factor:g}, "
+            f"original context {context}); other rotary factors are not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": context,
+    }
+
+
+def llama3_factors(
+    theta: float, head_dim: int, factor: float, original_context: int
+) -> npt.NDArray[np.float64]:
+    """Divisors of the rotary frequencies by Llama 3's rule: [head_dim / 2].
+
+    Source: transformers, modeling_rope_utils.py, `_compute_llama3_parameters`.
+    """
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = (original_context / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    blend = np.clip(smooth, 0.0, 1.0)
+    divisors: npt.NDArray[np.float64] = 1.0 / ((1.0 - blend) / factor + blend)
+    return divisors
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: 1e-05 instead of 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+class _Reader:
+    """Metadata keys with the architecture's prefix, checked for their type."""
+
+    def __init__(self, file: GgufFile, architecture: str | None = None) -> None:
+        self._file = file
+        self._prefix = f"{architecture}." if architecture else ""
+
+    def require(self, key: str, kind: type[_Value]) -> _Value:
+        full = self._prefix + key
+        if full not in self._file.metadata:
+            raise WeightsError(f"{self._file.path} has no metadata key {full!r}, which is required")
+        return self._checked(full, kind)
+
+    def optional(self, key: str, default: _Value, kind: type[_Value]) -> _Value:
+        full = self._prefix + key
+        return self._checked(full, kind) if full in self._file.metadata else default
+
+    def same_in_every_layer(self, key: str, default: int | None = None) -> int:
+        """A number, which some files repeat for every layer."""
+        value = self._file.metadata.get(self._prefix + key)
+        if isinstance(value, list):
+            if not value or any(item != value[0] for item in value):
+                raise WeightsError(
+                    f"{self._file.path} has layers of different sizes ({self._prefix + key}), "
+                    "which is not supported"
+                )
+            return int(value[0])
+        return self.require(key, int) if default is None else self.optional(key, default, int)
+
+    def _checked(self, full: str, kind: type[_Value]) -> _Value:
+        value = self._file.metadata[full]
+        if kind is float and type(value) is int:
+            return kind(value)
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
+            raise WeightsError(
+                f"metadata key {full!r} of {self._file.path} is {value!r}; "
+                f"a value of type {kind.__name__} is expected"
+            )
+        return value

@@ -1,0 +1,91 @@
+"""From GGUF tensor names to the public (Hugging Face) ones, and what the converter did to the data.
+
+Source: llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/tensor_mapping.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+_TOP: Mapping[str, str] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+_LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+_GEMMA_LAYER: Mapping[str, str] = {
+    **_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+# Buffers that some checkpoints carry and no model reads: they follow from the configuration.
+HARMLESS_TENSORS: Mapping[str, str] = {
+    r".*\.rotary_emb\.inv_freq": "rotary frequencies follow from rope_theta",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Where a GGUF tensor goes.
+
+    Attributes:
+        name: The public name; the GGUF name itself where no mapping is known.
+        permuted_heads: "query" or "key" if the converter interleaved the halves of each head's
+            rows, for rotary embedding in neighbouring pairs.
+        shift: What the converter added to every value.
+    """
+
+    name: str
+    permuted_heads: str | None = None
+    shift: float = 0.0
+
+
+def map_gguf_name(name: str, architecture: str) -> Mapped:
+    """Find the public name of a tensor of a GGUF file with this `general.architecture`."""
+    if name in _TOP:
+        return Mapped(_TOP[name], shift=_shift(name, architecture))
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    layer = _GEMMA_LAYER if architecture == "gemma3" else _LAYER
+    if match is None or match[2] not in layer:
+        return Mapped(name)
+    permuted = None
+    if architecture == "llama":
+        permuted = {"attn_q": "query", "attn_k": "key"}.get(match[2])
+    return Mapped(
+        f"model.layers.{match[1]}.{layer[match[2]]}.{match[3]}",
+        permuted_heads=permuted,
+        shift=_shift(name, architecture),
+    )
+
+
+def harmless_reason(name: str) -> str | None:
+    """Why a tensor may be left unread, or None if it must be used."""
+    for pattern, reason in HARMLESS_TENSORS.items():
+        if re.fullmatch(pattern, name):
+            return reason
+    return None
+
+
+def _shift(name: str, architecture: str) -> float:
+    # Gemma's norms multiply by 1 + weight; llama.cpp stores the sum.
+    return 1.0 if architecture == "gemma3" and name.endswith("norm.weight") else 0.0
