@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+_ALIGNMENT = 64  # bytes; a cache line and the widest vector register
 
 
 class KvStorage:
@@ -34,17 +38,16 @@ class KvStorage:
         *,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (num_slots, kv_heads, head_dim)
         self.num_slots = num_slots
         self.num_layers = num_layers
         self.dtype = dtype
         self.device = torch.device(device)
-        self.keys: tuple[Tensor, ...] = tuple(  # each [slots, kv_heads, head_dim]
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
+        # One block for all layers: copying a row everywhere is then two calls, not four per layer.
+        self._rows = _zeros(
+            (2 * num_layers, num_slots, kv_heads, head_dim), dtype=dtype, device=self.device
         )
-        self.values: tuple[Tensor, ...] = tuple(
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
-        )
+        self.keys: tuple[Tensor, ...] = self._rows[:num_layers].unbind()
+        self.values: tuple[Tensor, ...] = self._rows[num_layers:].unbind()
         self.bytes_per_token = 2 * num_layers * kv_heads * head_dim * dtype.itemsize
 
     def write(
@@ -74,5 +77,14 @@ class KvStorage:
             return
         from_slots = torch.from_numpy(sources).to(self.device)
         to_slots = torch.from_numpy(targets).to(self.device)
-        for rows in (*self.keys, *self.values):
-            rows.index_copy_(0, to_slots, rows.index_select(0, from_slots))
+        self._rows.index_copy_(1, to_slots, self._rows.index_select(1, from_slots))
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of which only touched pages occupy memory; `torch.zeros` would write all of them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
