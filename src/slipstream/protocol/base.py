@@ -1,0 +1,90 @@
+"""What all request and response types share."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slipstream.errors import InvalidRequestError
+from slipstream.protocol.errors import shown
+
+Integer = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+_EXPECTED = {
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be a string",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "finite_number": "must be a finite number",
+}
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def optional() -> Any:  # Any: pydantic's Field() has no type of its own
+    """A response field that is left out when it is None."""
+    return Field(default=None, exclude_if=_is_none)
+
+
+class WireModel(BaseModel):
+    """A response or a part of one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RequestModel(BaseModel):
+    """A request or a part of one: strict types, finite numbers, no unknown fields."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
+    label: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: Any) -> Any:  # Any: JSON, before validation
+        if isinstance(data, dict):
+            for name in data:
+                if name not in cls.model_fields:
+                    raise unknown_field(name, list(cls.model_fields), where=cls.label)
+        return data
+
+
+def unknown_field(name: str, known: list[str], *, where: str = "") -> InvalidRequestError:
+    """The refusal of a field that does not exist; names the nearest one that does."""
+    close = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.6)
+    suggestion = f'; did you mean "{close[0]}"?' if close else ""
+    place = f" in {where}" if where else ""
+    return InvalidRequestError(f"unknown field {shown(name)}{place}{suggestion}", param=name[:64])
+
+
+def translate(error: ValidationError) -> InvalidRequestError:
+    """The first of pydantic's complaints, as a sentence of ours."""
+    first = error.errors(include_url=False)[0]
+    param = _path(first["loc"])
+    if first["type"] == "missing":
+        return InvalidRequestError(f"{param} is required", param=param)
+    if first["type"] in _EXPECTED:
+        message = f"{param} {_EXPECTED[first['type']]}, got {shown(first['input'])}"
+    else:
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        message = f"{param}: {reason}, got {shown(first['input'])}"
+    return InvalidRequestError(message, param=param)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part[:64]}" if text else part[:64]
+    return text
