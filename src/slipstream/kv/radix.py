@@ -92,6 +92,11 @@ class RadixTree:
         """Pages that `evict` could give up."""
         return self._num_pages - self._num_locked
 
+    @property
+    def num_queued(self) -> int:
+        """Entries of the eviction queue, stale ones included; bounded by the number of pages."""
+        return len(self._leaves)
+
     def match(self, salt: str, tokens: Sequence[int]) -> RadixPath:
         """Longest cached prefix of `tokens` in whole pages. Lock its node before using it."""
         pages: list[int] = []
