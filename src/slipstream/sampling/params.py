@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from slipstream.errors import InvalidRequestError
 
 MAX_TOP_LOGPROBS = 20
 SEED_BITS = 64
+MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,8 @@ class SamplingParams:
     """Sampling and stopping parameters of one request, validated at construction.
 
     Attributes:
-        temperature: 0 is greedy; above 0 the logits are divided by it.
+        temperature: 0 is greedy; above 0 the logits are divided by it. Below `MIN_TEMPERATURE`
+            it is taken as 0: the best token would win all the same.
         top_p, top_k, min_p: Filters; 1.0, 0 and 0.0 switch them off.
         repetition_penalty: Over prompt and output tokens, as in CTRL; 1.0 is off.
         presence_penalty, frequency_penalty: Over output tokens, as in the OpenAI API; 0.0 is off.
@@ -94,28 +97,52 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
     @property
     def needs_state(self) -> bool:
         """Whether a row's distribution depends on the tokens drawn before it."""
         return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
+            self.has_penalties
             or self.min_tokens > 0
             or any(len(word) > 1 for word in self.bad_words)
         )
 
 
-def _in_range(
-    name: str, value: float, low: float, high: float, *, low_open: bool = False
-) -> None:
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse parameters that name a token outside the vocabulary.
+
+    Raises:
+        InvalidRequestError: Names the field, the token and the range.
+    """
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": params.logit_bias,
+        "bad_words": chain.from_iterable(params.bad_words),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, tokens in named.items():
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise InvalidRequestError(
+                    f"{name} names token {token}, but this model's tokens are 0 to "
+                    f"{vocab_size - 1}",
+                    param=name,
+                )
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
     is_low = value <= low if low_open else value < low
     if math.isnan(value) or is_low or value > high:
         least = f"above {low:g}" if low_open else f"at least {low:g}"
         most = "" if high == math.inf else f" and at most {high:g}"
         field_name = name.split("[", maxsplit=1)[0]
-        raise InvalidRequestError(
-            f"{name} must be {least}{most}, got {value:g}", param=field_name
-        )
+        raise InvalidRequestError(f"{name} must be {least}{most}, got {value:g}", param=field_name)

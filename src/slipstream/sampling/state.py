@@ -13,8 +13,9 @@ class SamplingState:
     """Immutable memory of the sampler; `advance` gives the next one.
 
     Attributes:
-        output_counts: Token id -> how often it was drawn.
-        prompt_tokens: Distinct tokens of the prompt (shared between states).
+        output_counts: Token id -> how often it was drawn; kept only for penalties.
+        prompt_tokens: Distinct tokens of the prompt (shared between states); kept only for the
+            repetition penalty.
         recent: The last tokens, prompt included, as many as the longest bad word needs.
         num_output: How many tokens were drawn.
     """
@@ -39,8 +40,9 @@ def advance(params: SamplingParams, state: SamplingState, token: int) -> Samplin
     if not params.needs_state:
         return state
     window = _window(params)
-    counts = dict(state.output_counts)
-    counts[token] = counts.get(token, 0) + 1
+    counts = state.output_counts
+    if params.has_penalties:
+        counts = {**counts, token: counts.get(token, 0) + 1}
     return SamplingState(
         output_counts=counts,
         prompt_tokens=state.prompt_tokens,
