@@ -1,0 +1,174 @@
+"""From branches to work items: (tile of query rows, block of key positions)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.attention.backend import IntArray, Rows
+
+KEY_BLOCK_LEN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """Tiles of one size that are computed together.
+
+    A tile holds `tile_rows` rows of one branch; a last tile that is not full repeats its last
+    row. A block holds the key positions [128 b, 128 b + 128). Items are the pairs of a tile and a
+    block that it can see, by tile and then by ascending block.
+
+    Attributes:
+        tile_rows: Rows of a tile.
+        rows: [tiles, tile_rows] flat row of each lane.
+        item_tile: [items] tile of each item.
+        item_slots: [items, 128] KV slots of the item's block; 0 past the branch's end.
+        visible: [items, tile_rows, 128] whether the lane sees the position.
+        tile_items: [tiles, most items of a tile] items of a tile, the first one repeated.
+    """
+
+    tile_rows: int
+    rows: IntArray
+    item_tile: IntArray
+    item_slots: IntArray
+    visible: npt.NDArray[np.bool_]
+    tile_items: IntArray
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the group."""
+        return len(self.rows)
+
+    @property
+    def num_items(self) -> int:
+        """Items of the group."""
+        return len(self.item_tile)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """All tile groups of one pass and one window.
+
+    Attributes:
+        groups: Computed one after the other.
+        lane_of_row: [rows] index of each flat row among all groups' lanes, in order of groups;
+            0 for rows in no branch.
+    """
+
+    groups: tuple[TileGroup, ...]
+    lane_of_row: IntArray
+
+
+def build_plan(
+    branches: Sequence[Rows],
+    num_rows: int,
+    window: int | None,
+    tile_sizes: Sequence[int],
+    max_lanes: int,
+) -> AttentionPlan:
+    """Cut branches into tiles and pair them with the key blocks they can see.
+
+    How rows are cut into tiles and groups changes no bit of a result, only the speed.
+
+    Args:
+        window: A key is visible when query position - key position < window; None = all.
+        tile_sizes: Row counts that a tile may have, ascending.
+        max_lanes: Most lanes times items that one group should hold.
+    """
+    groups: list[TileGroup] = []
+    lane_of_row = np.zeros(num_rows, np.int64)
+    num_lanes = 0
+    for members, tile_rows in _classes(branches, tile_sizes):
+        for group in _split(_build_group(members, tile_rows, window), max_lanes):
+            lanes = np.arange(group.rows.size)
+            # Lanes that repeat a row come after it: written backwards, the first one stays.
+            lane_of_row[group.rows.ravel()[::-1]] = num_lanes + lanes[::-1]
+            num_lanes += group.rows.size
+            groups.append(group)
+    return AttentionPlan(tuple(groups), lane_of_row)
+
+
+def _classes(branches: Sequence[Rows], tile_sizes: Sequence[int]) -> list[tuple[list[Rows], int]]:
+    """Branches with few rows (decoding, drafts) and with many (prompt chunks), with tile sizes."""
+    few = [branch for branch in branches if 0 < len(branch.rows) <= 32]
+    many = [branch for branch in branches if len(branch.rows) > 32]
+    classes = []
+    for members in (few, many):
+        if members:
+            longest = max(len(branch.rows) for branch in members)
+            fitting = [size for size in tile_sizes if size >= longest]
+            classes.append((members, fitting[0] if fitting else tile_sizes[-1]))
+    return classes
+
+
+def _build_group(branches: Sequence[Rows], tile_rows: int, window: int | None) -> TileGroup:
+    lens = np.array([len(branch.rows) for branch in branches])
+    rows = np.concatenate([branch.rows for branch in branches])
+    positions = np.concatenate([branch.positions for branch in branches])
+    slots = np.concatenate([branch.slots for branch in branches])
+    slot_lens = np.array([len(branch.slots) for branch in branches])
+
+    tile_branch, tile_rank = _repeat_with_rank(-(-lens // tile_rows))
+    lane = tile_rank[:, None] * tile_rows + np.arange(tile_rows)
+    lane = np.minimum(lane, lens[tile_branch][:, None] - 1) + _starts(lens)[tile_branch][:, None]
+    tile_positions = positions[lane]
+
+    first_seen = tile_positions[:, 0] - (window - 1) if window else np.zeros(len(lane), np.int64)
+    first_block = np.maximum(first_seen, 0) // KEY_BLOCK_LEN
+    num_blocks = tile_positions[:, -1] // KEY_BLOCK_LEN - first_block + 1
+    item_tile, item_rank = _repeat_with_rank(num_blocks)
+    item_branch = tile_branch[item_tile]
+
+    key_positions = (first_block[item_tile] + item_rank)[:, None] * KEY_BLOCK_LEN
+    key_positions = key_positions + np.arange(KEY_BLOCK_LEN)
+    is_stored = key_positions < slot_lens[item_branch][:, None]
+    slot_index = _starts(slot_lens)[item_branch][:, None] + key_positions
+    item_slots = np.where(is_stored, slots[np.minimum(slot_index, len(slots) - 1)], 0)
+
+    distance = tile_positions[item_tile][:, :, None] - key_positions[:, None, :]
+    visible = distance >= 0
+    if window:
+        visible &= distance < window
+    ranks = np.arange(num_blocks.max())
+    tile_items = _starts(num_blocks)[:, None] + np.where(ranks < num_blocks[:, None], ranks, 0)
+    return TileGroup(tile_rows, rows[lane], item_tile, item_slots, visible, tile_items)
+
+
+def _split(group: TileGroup, max_lanes: int) -> list[TileGroup]:
+    """Split a group between tiles so that each part holds about `max_lanes` lanes of items."""
+    if group.num_items * group.tile_rows <= max_lanes:
+        return [group]
+    lanes_before = np.arange(group.num_items) * group.tile_rows
+    first_items = group.tile_items[:, 0]
+    part_of_tile = lanes_before[first_items] // max_lanes
+    bounds = [0, *(np.flatnonzero(np.diff(part_of_tile)) + 1).tolist(), group.num_tiles]
+    parts = []
+    for start, stop in itertools.pairwise(bounds):
+        last = first_items[stop] if stop < group.num_tiles else group.num_items
+        items = slice(int(first_items[start]), int(last))
+        parts.append(
+            TileGroup(
+                group.tile_rows,
+                group.rows[start:stop],
+                group.item_tile[items] - start,
+                group.item_slots[items],
+                group.visible[items],
+                group.tile_items[start:stop] - first_items[start],
+            )
+        )
+    return parts
+
+
+def _starts(lens: IntArray) -> IntArray:
+    """Where each of consecutive runs of `lens` begins."""
+    return np.cumsum(lens) - lens
+
+
+def _repeat_with_rank(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Index i `counts[i]` times, and for each its rank 0, 1, ... among the equal ones."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - _starts(counts)[index]
