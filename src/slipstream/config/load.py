@@ -72,8 +72,8 @@ def load_with_sources(
     if problems:
         raise config_error(problems)
     effective = tuple(
-        EffectiveSetting(".".join(path), value, layers.origin(path))
-        for path, value in _flatten((), config)
+        EffectiveSetting(path, value, layers.origin(_names(path)))
+        for path, value in _flatten("", config)
     )
     return LoadedConfig(config, effective)
 
@@ -119,12 +119,19 @@ def _place(tables: dict[str, object], entry: Entry) -> None:
     node[entry.path[-1]] = entry.value
 
 
-def _flatten(prefix: tuple[str, ...], owner: BaseModel) -> Iterator[tuple[tuple[str, ...], object]]:
+def _flatten(prefix: str, owner: BaseModel) -> Iterator[tuple[str, object]]:
     dumped = owner.model_dump(mode="json")
     for name in type(owner).model_fields:
         value = getattr(owner, name)
-        path = (*prefix, name)
+        path = f"{prefix}{name}"
         if isinstance(value, BaseModel):
-            yield from _flatten(path, value)
+            yield from _flatten(f"{path}.", value)
+        elif isinstance(value, tuple) and value:
+            for index, item in enumerate(value):
+                yield from _flatten(f"{path}[{index}].", item)
         else:
             yield path, dumped[name]
+
+
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(part.partition("[")[0] for part in path.split("."))
