@@ -173,5 +173,5 @@ def test_elementwise_functions_round_alike_at_every_index(ufunc: np.ufunc, dtype
         for length in (1, 3, 7, 9, 16, 31, 100, 513):
             part = ufunc(buffer[start : start + length])
             assert part.tobytes() == whole[start : start + length].tobytes()
-            out = np.empty(length + 3, dtype=dtype)[3:]
+            out: npt.NDArray[np.floating] = np.empty(length + 3, dtype=dtype)[3:]
             assert ufunc(buffer[start : start + length], out=out).tobytes() == part.tobytes()
