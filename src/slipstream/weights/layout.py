@@ -60,7 +60,7 @@ def read_layout(path: Path) -> GgufLayout | SafetensorsLayout:
     if not path.is_dir():
         raise WeightsError(f"{path} is no checkpoint: a folder, .gguf or .safetensors is expected")
     ggufs = sorted(path.glob("*.gguf"))
-    if (path / "config.json").exists() or not ggufs:
+    if not ggufs or (path / INDEX_NAME).exists() or any(path.glob("*.safetensors")):
         return _safetensors(path, _find_shards(path))
     if len(ggufs) > 1:
         names = ", ".join(file.name for file in ggufs)

@@ -30,10 +30,14 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a pull brought: the source's name and every file, by path relative to the folder."""
+    """What a pull brought: the source's name and every file, by path relative to the folder.
+
+    `revision` is the exact version at the source, where it has such a thing.
+    """
 
     source: str
     files: Mapping[str, FileRecord]
+    revision: str | None = None
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
@@ -50,7 +54,9 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def write_manifest(folder: Path, source: str, checksums: Mapping[str, str]) -> None:
+def write_manifest(
+    folder: Path, source: str, checksums: Mapping[str, str], revision: str | None = None
+) -> None:
     """Record verified files: `checksums` maps paths relative to `folder` to their SHA-256."""
     files = {}
     for name, sha256 in sorted(checksums.items()):
@@ -60,7 +66,7 @@ def write_manifest(folder: Path, source: str, checksums: Mapping[str, str]) -> N
             "sha256": sha256,
             "mtime_ns": status.st_mtime_ns,
         }
-    content = {"format": _FORMAT, "source": source, "files": files}
+    content = {"format": _FORMAT, "source": source, "revision": revision, "files": files}
     temporary = folder / f".{MANIFEST_NAME}.{os.getpid()}"
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     temporary.replace(folder / MANIFEST_NAME)
@@ -83,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             )
             for name, entry in content["files"].items()
         }
-        return Manifest(str(content["source"]), files)
+        return Manifest(str(content["source"]), files, content["revision"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -114,7 +120,7 @@ def check_against_checksums(folder: Path, files: Iterable[Path]) -> None:
                 raise ChecksumError(
                     f"{path} has {status.st_size} bytes instead of the {record.num_bytes} that "
                     "were pulled",
-                    hint="remove its folder and pull the model again",
+                    hint="pull the model again with --force",
                 )
             if status.st_mtime_ns != record.mtime_ns:
                 to_hash[path] = record.sha256
