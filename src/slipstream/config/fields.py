@@ -43,7 +43,7 @@ class Place:
 
     Attributes:
         path: As a user writes it: `speculation.drafters[0].min_n`.
-        names: The field names in it.
+        steps: The field names and list indices in it.
         owner: The class whose field the path's last name is, or would be.
         kind: The owner's kind if it is one of a tagged union, else empty.
         field: None where there is no such field.
@@ -51,7 +51,7 @@ class Place:
     """
 
     path: str
-    names: tuple[str, ...]
+    steps: tuple[str | int, ...]
     owner: type[BaseModel]
     kind: str
     field: FieldInfo | None
@@ -80,7 +80,7 @@ def locate(loc: Sequence[str | int]) -> Place:
         loc: Field names, list indices and kinds, from the top.
     """
     path = kind = ""
-    names: list[str] = []
+    steps: list[str | int] = []
     owner: type[BaseModel] = Config
     field: FieldInfo | None = None
     allowed = "a table"
@@ -89,18 +89,19 @@ def locate(loc: Sequence[str | int]) -> Place:
         members = models(annotation)
         if isinstance(part, int):
             path = f"{path}[{part}]"
+            steps.append(part)
             annotation = element(annotation)
             allowed = f"a table whose kind is {_kinds(annotation)}"
         elif part in members:
             annotation = members[part]
         else:
             path = f"{path}.{part}" if path else part
-            names.append(part)
+            steps.append(part)
             kind, owner = next(iter(members.items()), ("", owner))
             field = owner.model_fields.get(part)
             annotation = field.annotation if field else None
             allowed = expected(field) if field else ""
-    return Place(path, tuple(names), owner, kind, field, allowed)
+    return Place(path, tuple(steps), owner, kind, field, allowed)
 
 
 def find(path: Sequence[str]) -> FieldInfo | None:

@@ -72,8 +72,8 @@ def load_with_sources(
     if problems:
         raise config_error(problems)
     effective = tuple(
-        EffectiveSetting(path, value, layers.origin(_names(path)))
-        for path, value in _flatten("", config)
+        EffectiveSetting(_text(path), value, layers.origin(path))
+        for path, value in _flatten((), config, config.model_dump(mode="json"))
     )
     return LoadedConfig(config, effective)
 
@@ -92,19 +92,27 @@ class _Layers:
             _place(tables, entry)
         return tables
 
-    def origin(self, path: tuple[str, ...]) -> Origin:
-        """Who gave the value at `path`, or the table or list around it."""
+    def origin(self, path: tuple[str | int, ...]) -> Origin:
+        """Who gave the value at `path`, alone or within a table or list."""
         for entry in reversed(self.entries):  # the last one won
             if path[: len(entry.path)] == entry.path:
-                return entry.origin
-        node: object = self.tables
-        for part in path:
-            if not isinstance(node, Mapping):
-                break
-            if part not in node:
-                return Origin("default")
-            node = node[part]
-        return Origin("file", str(self.file))
+                is_given = _holds(entry.value, path[len(entry.path) :])
+                return entry.origin if is_given else Origin("default")
+        is_given = bool(path) and _holds(self.tables, path)
+        return Origin("file", str(self.file)) if is_given else Origin("default")
+
+
+def _holds(value: object, path: tuple[str | int, ...]) -> bool:
+    for part in path:
+        if isinstance(value, str):
+            return part == "kind"  # a bare name is short for a table with that kind
+        if isinstance(value, Mapping):
+            if part not in value:
+                return False
+            value = value[part]
+        elif isinstance(value, (list, tuple)) and isinstance(part, int):
+            value = value[part]
+    return True
 
 
 def _place(tables: dict[str, object], entry: Entry) -> None:
@@ -112,26 +120,26 @@ def _place(tables: dict[str, object], entry: Entry) -> None:
     for part in entry.path[:-1]:
         child = node.get(part)
         if isinstance(child, str):
-            child = {"kind": child}  # a bare name is short for a table with that kind
+            child = {"kind": child}
         child = child if isinstance(child, dict) else {}
         node[part] = child
         node = child
     node[entry.path[-1]] = entry.value
 
 
-def _flatten(prefix: str, owner: BaseModel) -> Iterator[tuple[str, object]]:
-    dumped = owner.model_dump(mode="json")
-    for name in type(owner).model_fields:
-        value = getattr(owner, name)
-        path = f"{prefix}{name}"
-        if isinstance(value, BaseModel):
-            yield from _flatten(f"{path}.", value)
-        elif isinstance(value, tuple) and value:
-            for index, item in enumerate(value):
-                yield from _flatten(f"{path}[{index}].", item)
-        else:
-            yield path, dumped[name]
+def _flatten(
+    path: tuple[str | int, ...], value: object, dumped: object
+) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    if isinstance(value, BaseModel) and isinstance(dumped, dict):
+        for name in type(value).model_fields:
+            yield from _flatten((*path, name), getattr(value, name), dumped[name])
+    elif isinstance(value, tuple) and isinstance(dumped, list) and value:
+        for index, item in enumerate(value):
+            yield from _flatten((*path, index), item, dumped[index])
+    else:
+        yield path, dumped
 
 
-def _names(path: str) -> tuple[str, ...]:
-    return tuple(part.partition("[")[0] for part in path.split("."))
+def _text(path: tuple[str | int, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")

@@ -40,13 +40,13 @@ class NamedOrigin(Protocol):
 
 
 def explain(
-    error: ValidationError, origin_of: Callable[[tuple[str, ...]], NamedOrigin]
+    error: ValidationError, origin_of: Callable[[tuple[str | int, ...]], NamedOrigin]
 ) -> Iterator[str]:
     """One sentence per problem that pydantic found, with the variable, flag or file it is from."""
     for details in error.errors(include_url=False):
         place = locate(details["loc"])
         sentence = _sentence(details, place)
-        origin = origin_of(place.names)
+        origin = origin_of(place.steps)
         yield f"{sentence} (from {origin.name})" if origin.name else sentence
 
 
@@ -63,7 +63,7 @@ def _sentence(details: ErrorDetails, place: Place) -> str:
         return _wrong_value(f"{place.path}.kind", context["tag"], _tags(context["expected_tags"]))
     value, allowed = details["input"], place.expected
     if kind == "literal_error":
-        return _wrong_value(place.path, value, allowed, place.names[-1])
+        return _wrong_value(place.path, value, allowed, str(place.steps[-1]))
     if kind == "union_tag_not_found" and isinstance(value, dict):
         return f"{place.path} has no kind; it must be {allowed}"
     advice = "; put it in quotes" if kind == "string_type" and value is not None else ""
