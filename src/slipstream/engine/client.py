@@ -57,7 +57,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def call(self, method: str, **args: Any) -> Any:  # Any: the reply's type is the method's
+    async def call(self, method: str) -> Any:  # Any: the reply's type is the method's
         """Ask the engine a question; see `slipstream.engine.messages.Call`.
 
         Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from slipstream.errors import RequestError
 from slipstream.sampling.params import SamplingParams
 
 
@@ -62,12 +63,11 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     """A question to the engine, answered by a `Reply` with the same id.
 
     Attributes:
-        method: `metrics` (Prometheus text), `info`, `check_integrity`, `reset_prefix_cache`.
+        method: `metrics` (Prometheus text), `check_integrity`, `reset_prefix_cache`.
     """
 
     call_id: str
     method: str
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
@@ -79,11 +79,12 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One alternative at one position."""
+    """One alternative at one position; fields as in `TokenLogprob`."""
 
     token_id: int
     logprob: float
     text: str
+    token_bytes: tuple[int, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -115,6 +116,7 @@ class SpeculationStats(msgspec.Struct, frozen=True):
         num_accepted_tokens_per_pos: Steps that kept a node at depth i+1.
         mean_acceptance_length: Tokens emitted per drafted step, bonus included (1 without drafts).
         drafters: Instance name -> accepted tokens that it had proposed.
+        max_draft_len: Longest draft that this request may get; 0 when it gets none.
     """
 
     num_steps: int = 0
@@ -125,6 +127,7 @@ class SpeculationStats(msgspec.Struct, frozen=True):
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
     mean_acceptance_length: float = 1.0
     drafters: dict[str, int] = msgspec.field(default_factory=dict)
+    max_draft_len: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -210,5 +213,26 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     details: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """The engine's loop is turning; sent about once a second."""
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start and another try would not help.
+
+    Attributes:
+        error: Class name from `slipstream.errors`.
+    """
+
+    error: str
+    message: str
+    hint: str | None = None
+
+
 Command = Submit | Cancel | Call
-Event = EngineInfo | PromptDone | Tokens | Failed | Reply
+Event = EngineInfo | PromptDone | Tokens | Failed | Reply | Heartbeat | StartFailed
+
+
+def failure(request_id: str, error: RequestError) -> Failed:
+    """A refusal or failure as it crosses the wire."""
+    return Failed(request_id, type(error).__name__, error.message, error.param, error.hint)

@@ -1,0 +1,190 @@
+"""From a configuration to a running engine: load, plan memory, measure, connect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.clock import Clock
+from slipstream.config.schema import Config
+from slipstream.config.speculation import CostControl, DraftModelConfig
+from slipstream.engine.admission import RequestChecker
+from slipstream.engine.engine import Engine
+from slipstream.engine.loading import LoadedModel, load_draft_model, load_target
+from slipstream.engine.messages import EngineInfo
+from slipstream.engine.numerics import fingerprint
+from slipstream.engine.observer import EngineObserver
+from slipstream.engine.queue import RequestQueue
+from slipstream.engine.scheduler import Scheduler, SchedulerLimits
+from slipstream.engine.step import Stages
+from slipstream.engine.token_logprobs import LogprobReporter
+from slipstream.execution.profile import profile_steps, workspace_bytes
+from slipstream.execution.runner import Runner
+from slipstream.kv.budget import MemoryPlan, plan_memory
+from slipstream.kv.cache import KvCache
+from slipstream.kv.storage import KvStorage
+from slipstream.observability.engine_metrics import EngineMetrics
+from slipstream.sampling.sampler import Sampler
+from slipstream.speculation.build import DraftModelParts, build_drafters
+from slipstream.speculation.control import (
+    CostController,
+    DraftLimit,
+    FixedController,
+    LengthController,
+)
+from slipstream.speculation.cost import StepCost
+from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.propose import Proposer
+
+
+def build_engine(config: Config, clock: Clock) -> Engine:
+    """Load all weights, split the memory, profile the step and connect the parts.
+
+    Raises:
+        SlipstreamError: Something does not fit; nothing keeps running.
+    """
+    torch.set_num_threads(config.engine.num_threads or os.cpu_count() or 1)
+    target = load_target(config.model)
+    drafts = {
+        item.name: load_draft_model(item, config.model, target)
+        for item in config.speculation.drafters
+        if isinstance(item, DraftModelConfig)
+    }
+    plan = _plan_memory(config, target, list(drafts.values()))
+    kv = KvCache(plan.num_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
+    runner = _runner(target, kv, config.memory.kv_dtype)
+    sampler = Sampler(target.vocab_size, target.tokenizer.eos_token_ids)
+    metrics = EngineMetrics(clock)
+    drafters = build_drafters(
+        config.speculation,
+        vocab_size=target.vocab_size,
+        eos_token_ids=target.tokenizer.eos_token_ids,
+        draft_models=_draft_parts(config, drafts, plan, target),
+        metrics=metrics,
+        clock=clock,
+    )
+    controller = _controller(config, runner, clock)
+    queue = RequestQueue(config.scheduler.max_queue_len, config.scheduler.starvation_s)
+    limits = SchedulerLimits(
+        config.scheduler.max_num_requests, config.scheduler.max_step_tokens, config.memory.high_at
+    )
+    stages = Stages(
+        scheduler=Scheduler(limits, kv, queue),
+        proposer=Proposer(drafters, controller, clock),
+        runner=runner,
+        sampler=sampler,
+        logprobs=LogprobReporter(sampler, target.tokenizer),
+        bounds=DraftLimit(config.speculation.max_draft_len, config.speculation.max_draft_nodes),
+        clock=clock,
+    )
+    info = _info(config, target, runner, drafters, plan)
+    return Engine(
+        stages,
+        kv,
+        queue,
+        tokenizer=target.tokenizer,
+        checker=RequestChecker(
+            vocab_size=target.vocab_size,
+            max_model_len=info.max_model_len,
+            drafters=info.drafters,
+            queue_timeout_s=config.scheduler.queue_timeout_s,
+            request_timeout_s=config.scheduler.request_timeout_s,
+        ),
+        observer=EngineObserver(metrics, drafters, _memory(plan), config.memory.warn_at),
+        info=info,
+    )
+
+
+def _plan_memory(config: Config, target: LoadedModel, drafts: Sequence[LoadedModel]) -> MemoryPlan:
+    memory = config.memory
+    return plan_memory(
+        total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        utilization=memory.utilization,
+        weight_bytes=target.model.weight_bytes,
+        draft_weight_bytes=sum(item.model.weight_bytes for item in drafts),
+        workspace_bytes=workspace_bytes(target.model, config.scheduler.max_step_tokens),
+        kv_bytes_per_token=target.kv_bytes_per_token(memory.kv_dtype),
+        draft_kv_bytes_per_token=sum(
+            item.kv_bytes_per_token(memory.draft_kv_dtype) for item in drafts
+        ),
+        page_size=memory.page_size,
+        max_model_len=target.max_model_len,
+        kv_bytes=memory.kv_bytes,
+    )
+
+
+def _runner(loaded: LoadedModel, kv: KvCache, kv_dtype: str) -> Runner:
+    hparams = loaded.model.hparams
+    storage = KvStorage(
+        kv.num_slots,
+        hparams.num_layers,
+        hparams.num_kv_heads,
+        hparams.head_dim,
+        loaded.kv_dtype(kv_dtype),
+    )
+    return Runner(loaded.model, storage)
+
+
+def _draft_parts(
+    config: Config, drafts: dict[str, LoadedModel], plan: MemoryPlan, target: LoadedModel
+) -> dict[str, DraftModelParts]:
+    parts: dict[str, DraftModelParts] = {}
+    for name, loaded in drafts.items():
+        kv = KvCache(plan.num_draft_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
+        parts[name] = DraftModelParts(
+            runner=_runner(loaded, kv, config.memory.draft_kv_dtype),
+            kv=kv,
+            sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
+            max_len=loaded.max_model_len,
+        )
+    return parts
+
+
+def _controller(config: Config, runner: Runner, clock: Clock) -> LengthController:
+    control = config.speculation.controller
+    if not isinstance(control, CostControl) or not config.speculation.drafters:
+        return FixedController()
+    rows = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    most = config.scheduler.max_step_tokens
+    profile = profile_steps(runner, [count for count in rows if count <= most], clock)
+    return CostController(
+        StepCost(profile),
+        decay=control.decay,
+        probe_interval=control.probe_interval,
+        min_gain=control.min_gain,
+    )
+
+
+def _info(
+    config: Config,
+    target: LoadedModel,
+    runner: Runner,
+    drafters: Sequence[Drafter],
+    plan: MemoryPlan,
+) -> EngineInfo:
+    return EngineInfo(
+        model=target.name,
+        vocab_size=target.vocab_size,
+        max_model_len=target.max_model_len,
+        fingerprint=fingerprint(runner.numerics()),
+        drafters=tuple(drafter.name for drafter in drafters),
+        eos_token_ids=tuple(target.tokenizer.eos_token_ids),
+        kv_tokens=plan.num_tokens,
+        weight_bytes=plan.weight_bytes,
+        details={
+            "numerics": runner.numerics(),
+            "max_num_requests": config.scheduler.max_num_requests,
+        },
+    )
+
+
+def _memory(plan: MemoryPlan) -> dict[str, int]:
+    return {
+        "weights": plan.weight_bytes,
+        "draft_weights": plan.draft_weight_bytes,
+        "workspace": plan.workspace_bytes,
+        "kv": plan.kv_bytes,
+        "draft_kv": plan.draft_kv_bytes,
+    }

@@ -1,0 +1,126 @@
+"""Models as the engine uses them: weights in memory, tokenizer, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from slipstream.config.model import ModelConfig
+from slipstream.config.speculation import DraftModelConfig
+from slipstream.errors import ConfigError
+from slipstream.models.decoder import Decoder
+from slipstream.models.load import load_model
+from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
+from slipstream.tokenization.vocabulary import require_same_vocabulary
+from slipstream.weights.open import open_checkpoint
+from slipstream.weights.progress import Progress, SilentProgress
+from slipstream.weights.sources import resolve_source
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One model in memory.
+
+    Attributes:
+        name: As it is served.
+        max_model_len: Most tokens of one sequence.
+    """
+
+    name: str
+    path: Path
+    model: Decoder
+    tokenizer: Tokenizer
+    max_model_len: int
+    dtype: torch.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that may be drawn: those that both the tokenizer and the head know."""
+        return min(self.tokenizer.vocab_size, self.model.hparams.vocab_size)
+
+    def kv_dtype(self, setting: str) -> torch.dtype:
+        """Type of keys and values; `auto` is that of the weights."""
+        return _DTYPES.get(setting, self.dtype)
+
+    def kv_bytes_per_token(self, setting: str) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        hparams = self.model.hparams
+        per_layer = 2 * hparams.num_kv_heads * hparams.head_dim * self.kv_dtype(setting).itemsize
+        return hparams.num_layers * per_layer
+
+
+def load_target(config: ModelConfig, progress: Progress | None = None) -> LoadedModel:
+    """Fetch (if need be), open and load the model to serve.
+
+    Raises:
+        WeightsError, TokenizerError, ConfigError: It cannot be served; the message says why.
+    """
+    path = resolve_source(config, progress=progress or SilentProgress())
+    dtype = _DTYPES.get(config.dtype, torch.bfloat16)
+    model, tokenizer = _load(path, dtype)
+    longest = model.hparams.max_positions
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(
+            f"model.max_model_len must be at most the model's own {longest}, got "
+            f"{config.max_model_len}"
+        )
+    return LoadedModel(
+        name=config.served_name or _name(config, path),
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        max_model_len=config.max_model_len or longest,
+        dtype=dtype,
+    )
+
+
+def load_draft_model(
+    config: DraftModelConfig, target_config: ModelConfig, target: LoadedModel
+) -> LoadedModel:
+    """Load a draft model and prove that it shares the target's vocabulary.
+
+    Raises:
+        VocabularyMismatchError: It does not; names the first token that differs.
+    """
+    dtype = _DTYPES.get(config.dtype, torch.bfloat16)
+    if config.source == "target":
+        path = target.path
+    else:
+        source = ModelConfig(
+            source=config.source,
+            sha256=config.sha256,
+            revision=config.revision,
+            cache_dir=target_config.cache_dir,
+        )
+        path = resolve_source(source, progress=SilentProgress())
+    model, tokenizer = _load(path, dtype)
+    require_same_vocabulary(target.tokenizer, tokenizer)
+    longest = model.hparams.max_positions
+    return LoadedModel(
+        name=config.name,
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        max_model_len=min(longest, config.max_len or longest),
+        dtype=dtype,
+    )
+
+
+def _load(path: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer]:
+    checkpoint = open_checkpoint(path)
+    model = load_model(checkpoint, dtype)
+    checkpoint.finish()
+    return model, load_tokenizer(path)
+
+
+def _name(config: ModelConfig, path: Path) -> str:
+    """`org/name` as it is; else the file's or folder's own name without its precision."""
+    if config.source == "default":
+        return "SmolLM2-135M-Instruct"
+    if "/" in config.source and not path.is_relative_to(Path(config.source).parent):
+        return config.source.removeprefix("wheel:").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return path.name.removesuffix(".gguf")

@@ -1,0 +1,260 @@
+"""The engine in a process of its own, supervised: crash, restart with back-off, give up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from slipstream import errors
+from slipstream.config.schema import Config
+from slipstream.engine.client import EngineState, RequestEvent
+from slipstream.engine.messages import (
+    Call,
+    Cancel,
+    Command,
+    EngineInfo,
+    Event,
+    Failed,
+    Heartbeat,
+    PromptDone,
+    Reply,
+    StartFailed,
+    Submit,
+    Tokens,
+    failure,
+)
+from slipstream.errors import (
+    EngineFailureError,
+    EngineUnavailableError,
+    RequestCancelledError,
+    StartupError,
+)
+
+TICK_S = 1.0
+HANG_TICKS = 120
+
+log = logging.getLogger("slipstream.supervisor")
+
+
+class ProcessEngineClient:
+    """Implements `EngineClient` over a child process.
+
+    A crash ends the requests in flight with `EngineFailureError`; the child is started again after
+    a back-off that doubles, at most `engine.restart_limit` times in a row. A start that fails for
+    a reason that will not go away (a broken checkpoint, say) is not tried again.
+
+    Silence is counted in ticks of this process's own loop, not in wall time: when the whole
+    process group is stopped and continued, both sides sleep and no time has passed.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._folder = tempfile.TemporaryDirectory(prefix="slipstream-")
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._queues: dict[str, asyncio.Queue[RequestEvent]] = {}
+        self._calls: dict[str, asyncio.Future[Any]] = {}
+        self._changed = asyncio.Event()
+        self._silent_ticks = 0
+        self._next_call = 0
+        self._start_failure: errors.SlipstreamError | None = None
+        self.info: EngineInfo | None = None
+        self.state: EngineState = "starting"
+        self.num_restarts = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+    async def start(self) -> None:
+        """Start the child and wait until it is ready.
+
+        Raises:
+            SlipstreamError: It cannot start; the reason is the child's own.
+        """
+        self._supervisor = asyncio.create_task(self._supervise())
+        while self.state not in ("ready", "failed"):
+            self._changed.clear()
+            await self._changed.wait()
+        if self.state == "failed":
+            await self.stop(0.0)
+            raise self._start_failure or StartupError("the engine process did not start")
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new requests, let running ones finish for `drain_s` seconds, end the child."""
+        self._set_state("draining")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                while self._queues:
+                    await asyncio.sleep(0.05)
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._end_child()
+        self._fail_all(RequestCancelledError("the server is shutting down"))
+        self._context.destroy(linger=0)
+        self._folder.cleanup()
+
+    async def submit(self, request: Submit) -> AsyncGenerator[RequestEvent, None]:
+        """Events of one request; closing the iterator early cancels the request."""
+        if self.state != "ready":
+            error = EngineUnavailableError(
+                f"the engine is {self.state}", hint="try again in a few seconds"
+            )
+            yield failure(request.request_id, error)
+            return
+        queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
+        self._queues[request.request_id] = queue
+        num_unfinished = request.n
+        is_ended = False
+        try:
+            await self._send(request)
+            while not is_ended:
+                event = await queue.get()
+                if isinstance(event, Tokens) and event.finish_reason is not None:
+                    num_unfinished -= 1
+                is_ended = isinstance(event, Failed) or num_unfinished == 0
+                yield event
+        finally:
+            self._queues.pop(request.request_id, None)
+            if not is_ended and self.state in ("ready", "draining"):
+                await self._send(Cancel(request.request_id))
+
+    async def call(self, method: str) -> Any:  # Any: the reply's type is the method's
+        """Ask the engine something.
+
+        Raises:
+            EngineUnavailableError: It is not running.
+            EngineFailureError: The call itself failed.
+        """
+        if self.state not in ("ready", "draining") or self._socket is None:
+            raise EngineUnavailableError(f"the engine is {self.state}")
+        self._next_call += 1
+        call_id = str(self._next_call)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            await self._send(Call(call_id, method))
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def _send(self, command: Command) -> None:
+        if self._socket is not None:
+            await self._socket.send(msgspec.msgpack.encode(command))
+
+    async def _supervise(self) -> None:
+        backoff_s = self._config.engine.restart_backoff_s
+        num_failures = 0
+        while True:
+            was_ready = await self._run_child()
+            if self._start_failure is not None:
+                return self._set_state("failed")
+            num_failures = 1 if was_ready else num_failures + 1
+            self._fail_all(EngineFailureError("the engine process ended unexpectedly"))
+            if num_failures > self._config.engine.restart_limit:
+                log.error("engine gave up after %d restarts", num_failures - 1)
+                return self._set_state("failed")
+            self._set_state("restarting")
+            self.num_restarts += 1
+            delay_s = backoff_s * 2 ** (num_failures - 1)
+            log.error("engine process ended; restart %d in %.1f s", self.num_restarts, delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _run_child(self) -> bool:
+        """Run one child to its end; whether it had become ready."""
+        address = f"ipc://{Path(self._folder.name) / f'engine-{self.num_restarts}.sock'}"
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.bind(address)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "slipstream.engine.worker", address, stdin=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdin is not None, "the child was given a pipe"
+        self._process.stdin.write(self._config.model_dump_json().encode() + b"\n")
+        self._silent_ticks = 0
+        ended = asyncio.create_task(self._process.wait())
+        reader = asyncio.create_task(self._read(self._socket))
+        try:
+            while not ended.done():
+                await asyncio.wait({ended, reader}, timeout=TICK_S, return_when="FIRST_COMPLETED")
+                self._silent_ticks += 1
+                if self.state == "ready" and self._silent_ticks > HANG_TICKS:
+                    log.error("the engine was silent for %d s: ending it", HANG_TICKS)
+                    self._process.kill()
+            await asyncio.wait({reader}, timeout=0.2)  # what it said last, such as StartFailed
+            return self.state in ("ready", "draining")
+        finally:
+            for task in (ended, reader):
+                task.cancel()
+            await self._end_child()
+
+    async def _end_child(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                async with asyncio.timeout(5.0):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        decoder = msgspec.msgpack.Decoder(list[Event])
+        while True:
+            for event in decoder.decode(await socket.recv()):
+                self._silent_ticks = 0
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, PromptDone | Tokens | Failed):
+            queue = self._queues.get(event.request_id)
+            if queue is not None:
+                queue.put_nowait(event)
+        elif isinstance(event, Reply):
+            self._answer(event)
+        elif isinstance(event, EngineInfo):
+            self.info = event
+            self._set_state("ready")
+        elif isinstance(event, StartFailed):
+            kind = getattr(errors, event.error, StartupError)
+            self._start_failure = kind(event.message, hint=event.hint)
+        else:
+            assert isinstance(event, Heartbeat), f"unknown event {event}"
+
+    def _answer(self, reply: Reply) -> None:
+        future = self._calls.get(reply.call_id)
+        if future is None or future.done():
+            return
+        if reply.error is None:
+            future.set_result(reply.value)
+        else:
+            future.set_exception(EngineFailureError(reply.error))
+
+    def _fail_all(self, error: errors.RequestError) -> None:
+        for request_id, queue in self._queues.items():
+            queue.put_nowait(failure(request_id, error))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineUnavailableError(error.message))
+
+    def _set_state(self, state: EngineState) -> None:
+        if self.state != "draining" or state == "failed":
+            self.state = state
+        self._changed.set()

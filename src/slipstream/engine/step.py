@@ -1,0 +1,255 @@
+"""The step: plan, propose, forward, verify, commit, observe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from slipstream.clock import Clock
+from slipstream.engine.batching import StepBatch, StepItem, build_batch
+from slipstream.engine.request import Request
+from slipstream.engine.scheduler import Scheduler, StepPlan
+from slipstream.engine.token_logprobs import DrawnRows, LogprobReporter
+from slipstream.errors import RequestError
+from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
+from slipstream.sampling.sampler import RowRequest, Sampler
+from slipstream.sampling.state import SamplingState, advance
+from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
+from slipstream.speculation.drafter import DraftContext, Observation
+from slipstream.speculation.propose import Ask, Proposal, Proposer
+from slipstream.speculation.tree import DraftTree
+from slipstream.speculation.verify import Verdict, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one step did to one request.
+
+    Attributes:
+        num_new: Tokens that became output.
+        path: Draft nodes among them.
+        fault: What the request fails with; None when all is well.
+    """
+
+    request: Request
+    tree: DraftTree
+    num_new: int
+    path: tuple[int, ...]
+    fault: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did, for events and metrics.
+
+    Attributes:
+        commits: One per request that drew a token.
+        num_rows: Rows of the target pass; 0 when there was nothing to do.
+        num_prefill_tokens: Rows among them that were prompt (or recomputed) tokens.
+        draft_s, target_s, sample_s: Where the step's time went.
+    """
+
+    plan: StepPlan
+    commits: tuple[Commit, ...] = ()
+    num_rows: int = 0
+    num_prefill_tokens: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    sample_s: float = 0.0
+
+
+class SlotCopies(Protocol):
+    """Storage of keys and values, as far as a commit needs it."""
+
+    def copy(self, sources: IntArray, targets: IntArray) -> None:
+        """Copy the rows of all layers, bit for bit, in order."""
+        ...
+
+
+class Target(Protocol):
+    """What a step needs of the model's runner."""
+
+    @property
+    def storage(self) -> SlotCopies: ...
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The parts that a step passes through; each owns its own state."""
+
+    scheduler: Scheduler
+    proposer: Proposer
+    runner: Target
+    sampler: Sampler
+    logprobs: LogprobReporter
+    bounds: DraftLimit
+    clock: Clock
+
+
+def step(stages: Stages) -> StepReport:
+    """Run one step over all requests that the scheduler chooses."""
+    clock = stages.clock
+    plan = stages.scheduler.plan(clock.now(), lambda request: _draft_limit(stages, request))
+    if not plan.items:
+        return StepReport(plan)
+
+    proposal = stages.proposer.propose(_asks(plan), sum(item.num_tokens for item in plan.items))
+    batch = build_batch(plan, proposal.trees)
+
+    started_s = clock.now()
+    output = stages.runner.forward(batch.forward)
+    forwarded_s = clock.now()
+
+    sampled = [item for item in batch.items if item.samples]
+    verdicts = verify(stages.sampler, output.logits, [item.candidate() for item in sampled])
+
+    _commit_prompts(stages, batch, output)
+    commits = tuple(
+        _commit(stages, item, verdict, output)
+        for item, verdict in zip(sampled, verdicts, strict=True)
+    )
+    report = StepReport(
+        plan=plan,
+        commits=commits,
+        num_rows=len(batch.forward.tokens),
+        num_prefill_tokens=sum(item.num_tokens for item in batch.items if item.num_tokens > 1),
+        draft_s=proposal.draft_s,
+        target_s=forwarded_s - started_s,
+        sample_s=clock.now() - forwarded_s,
+    )
+    _observe(stages, proposal, report)
+    return report
+
+
+def _draft_limit(stages: Stages, request: Request) -> DraftLimit:
+    """The controller's limit within the server's bounds and the request's own."""
+    options = request.group.submit.speculation
+    if options.enabled is False or not stages.proposer.drafters:
+        return NO_DRAFT
+    bounds = stages.bounds
+    max_len = _least(bounds.max_draft_len, options.max_draft_len)
+    max_nodes = _least(bounds.max_draft_nodes, options.max_draft_nodes)
+    return stages.proposer.controller.limit(request.request_id, DraftLimit(max_len, max_nodes))
+
+
+def _asks(plan: StepPlan) -> list[Ask]:
+    asks: list[Ask] = []
+    for item in plan.items:
+        if item.draft is NO_DRAFT:
+            continue
+        request = item.request
+        names = request.group.submit.speculation.drafters
+        context = DraftContext(
+            request_id=request.request_id,
+            tokens=request.tokens,
+            prompt_len=request.prompt_len,
+            params=request.params,
+            state=request.state,
+            seed=request.seed,
+            salt=request.salt,
+            max_draft_len=item.draft.max_draft_len,
+            max_draft_nodes=item.draft.max_draft_nodes,
+        )
+        asks.append(Ask(context, None if names is None else frozenset(names)))
+    return asks
+
+
+def _commit_prompts(stages: Stages, batch: StepBatch, output: ForwardOutput) -> None:
+    """Commit the rows of known tokens, and report prompt log-probabilities of the first choice."""
+    for item in batch.items:
+        request = item.request
+        assert request.lease is not None, "a request in a pass holds a lease"
+        if item.num_prompt_rows:
+            _report_prompt(stages, item, output)
+        if not item.samples:
+            request.lease.commit(item.num_tokens)
+
+
+def _report_prompt(stages: Stages, item: StepItem, output: ForwardOutput) -> None:
+    """Log-probabilities of the prompt tokens after this chunk's rows; after a preemption the first
+    rows are computed again, and what was reported before is not reported twice."""
+    request = item.request
+    reported = request.group.prompt_logprobs
+    num_known = max(len(reported) - request.num_computed, 0)
+    first = request.num_computed + num_known
+    tokens = request.tokens[first + 1 : request.num_computed + 1 + item.num_prompt_rows]
+    row = item.first_logit_row + num_known
+    rows = range(row, row + len(tokens))
+    reported.extend(stages.logprobs.of_prompt(output.logits, rows, tokens, request.params))
+
+
+def _commit(stages: Stages, item: StepItem, verdict: Verdict, output: ForwardOutput) -> Commit:
+    """The kept path becomes the sequence; everything else is rolled back."""
+    request, lease = item.request, item.request.lease
+    assert lease is not None, "a request in a pass holds a lease"
+    if verdict.fault is not None:
+        return Commit(request, item.tree, 0, (), verdict.fault)
+    state = request.state
+    num_new = 0
+    for token in verdict.tokens:
+        num_new += 1
+        if not request.accept_token(token):
+            break
+    path = verdict.path[:num_new]
+    kept = [*range(item.num_tokens), *(item.num_tokens + node for node in path)]
+    moves = lease.compact(kept)
+    if len(moves):
+        stages.runner.storage.copy(moves.sources, moves.targets)
+    lease.commit(len(kept))
+    lease.rollback()
+    if not request.group.is_prompt_cached:
+        lease.publish(request.tokens[: lease.num_tokens])
+        request.group.is_prompt_cached = True
+    if request.params.logprobs:
+        drawn = _drawn_rows(request, verdict, num_new, state)
+        request.add_logprobs(stages.logprobs.of_output(output.logits, drawn))
+    return Commit(request, item.tree, num_new, path)
+
+
+def _drawn_rows(
+    request: Request, verdict: Verdict, num_new: int, state: SamplingState
+) -> DrawnRows:
+    """The rows that the kept tokens were drawn from, with the sampler's state at each."""
+    rows: list[RowRequest] = []
+    position = len(request.tokens) - num_new
+    for token in verdict.tokens[:num_new]:
+        rows.append(RowRequest(request.params, state, request.seed, position))
+        state = advance(request.params, state, token)
+        position += 1
+    return DrawnRows(verdict.rows[:num_new], tuple(rows), verdict.tokens[:num_new])
+
+
+def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:
+    """Drafters and controller learn what was kept."""
+    observations = []
+    feedback = []
+    for commit in report.commits:
+        request = commit.request
+        request.counter.observe(commit.tree, commit.path, commit.num_new)
+        feedback.append(
+            StepFeedback(
+                request.request_id,
+                proposal.num_proposed.get(request.request_id),
+                commit.tree,
+                commit.path,
+            )
+        )
+        observations.append(
+            Observation(
+                request_id=request.request_id,
+                salt=request.salt,
+                tokens=request.tokens,
+                num_new=commit.num_new,
+                prompt_len=request.prompt_len,
+                is_finished=request.is_finished,
+            )
+        )
+    stages.proposer.controller.observe(feedback, report.num_rows, report.target_s, proposal.draft_s)
+    for drafter in stages.proposer.drafters:
+        drafter.observe(observations)
+
+
+def _least(bound: int, wanted: int | None) -> int:
+    return bound if wanted is None else min(bound, wanted)

@@ -1,0 +1,95 @@
+"""One draft per request: ask every drafter, merge, keep what is worth its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slipstream.clock import Clock
+from slipstream.speculation.control import LengthController
+from slipstream.speculation.drafter import DraftContext, Drafter
+from slipstream.speculation.merge import merge_trees
+from slipstream.speculation.tree import EMPTY_TREE, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request that may be drafted for.
+
+    Attributes:
+        drafters: Instance names that may propose; None is all.
+    """
+
+    context: DraftContext
+    drafters: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts of one step.
+
+    Attributes:
+        trees: Request id -> nodes to verify.
+        num_proposed: Request id -> nodes that the drafters had proposed, for all that were asked.
+        draft_s: Seconds spent.
+    """
+
+    trees: Mapping[str, DraftTree]
+    num_proposed: Mapping[str, int]
+    draft_s: float
+
+
+class Proposer:
+    """Owner of the drafters' turn in a step.
+
+    Args:
+        drafters: In order of preference; already guarded against faults.
+        controller: Decides which nodes are worth a row.
+        clock: Times the drafting.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], controller: LengthController, clock: Clock
+    ) -> None:
+        self.drafters = tuple(drafters)
+        self.controller = controller
+        self._clock = clock
+
+    def propose(self, asks: Sequence[Ask], num_other_rows: int) -> Proposal:
+        """Drafts for all `asks`, pruned by the controller.
+
+        Args:
+            num_other_rows: Rows that the pass has without any draft.
+        """
+        if not asks:
+            return Proposal({}, {}, 0.0)
+        started_s = self._clock.now()
+        proposals: dict[str, list[DraftTree]] = {ask.context.request_id: [] for ask in asks}
+        for drafter in self.drafters:
+            contexts = [ask.context for ask in asks if _may_draft(drafter, ask)]
+            if not contexts:
+                continue
+            for context, tree in zip(contexts, drafter.propose(contexts), strict=True):
+                if tree:
+                    proposals[context.request_id].append(tree)
+        merged = {ask.context.request_id: _merge(proposals, ask.context) for ask in asks}
+        kept = self.controller.prune(merged, num_other_rows)
+        return Proposal(
+            trees=kept,
+            num_proposed={request_id: len(tree) for request_id, tree in merged.items()},
+            draft_s=self._clock.now() - started_s,
+        )
+
+
+def _may_draft(drafter: Drafter, ask: Ask) -> bool:
+    if ask.drafters is not None and drafter.name not in ask.drafters:
+        return False
+    max_len = drafter.needs.max_len
+    return max_len is None or len(ask.context.tokens) + ask.context.max_draft_len <= max_len
+
+
+def _merge(proposals: Mapping[str, Sequence[DraftTree]], context: DraftContext) -> DraftTree:
+    trees = proposals[context.request_id]
+    if not trees:
+        return EMPTY_TREE
+    return merge_trees(trees, context.max_draft_nodes, context.max_draft_len)
