@@ -1,0 +1,107 @@
+"""One target pass: from a flat batch to logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.attention.backend import AttentionBackend, AttentionShape
+from slipstream.attention.reference import TorchAttention
+from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
+from slipstream.execution.row_tiles import RowTiles
+from slipstream.kv.storage import KvStorage
+from slipstream.models.decoder import Decoder, DecoderInput
+from slipstream.models.hparams import Hparams
+
+_SCRATCH_SLOT = 0
+
+
+class Runner:
+    """Runs passes of one model over one KV storage.
+
+    Args:
+        model: The decoder.
+        storage: Its keys and values; slot 0 is scratch, where rows that only pad are stored.
+        attention: None takes the backend in plain torch.
+    Raises:
+        NumericsError: If this machine cannot compute exactly.
+    """
+
+    def __init__(
+        self, model: Decoder, storage: KvStorage, attention: AttentionBackend | None = None
+    ) -> None:
+        self.model = model
+        self.storage = storage
+        self.attention = attention or TorchAttention(attention_shape(model.hparams))
+        self._windows = {layer.window for layer in model.hparams.layers}
+        self._prove()
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Compute every row of the batch, store its key and value, return what is asked for."""
+        if torch.get_num_threads() != self._num_threads:
+            self._prove()
+        with torch.inference_mode():
+            output = self.model.forward(self._inputs(batch), self.storage)
+            num_rows = len(batch.tokens)
+            return ForwardOutput(
+                logits=output.logits[: len(batch.logit_rows)],
+                taps={layer: tap[:num_rows] for layer, tap in output.taps.items()},
+            )
+
+    def numerics(self) -> dict[str, str]:
+        """What decides the bits of a result besides the weights; part of the fingerprint."""
+        return {
+            "torch": torch.__version__,
+            "isa": torch.backends.cpu.get_cpu_capability(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.storage.dtype).removeprefix("torch."),
+            "linear": self.model.linear_kinds(),
+            "attention": self.attention.name,
+        }
+
+    def description(self) -> dict[str, str]:
+        """How the machine is used, without effect on a result's bits: for logs."""
+        return {
+            "num_threads": str(self._num_threads),
+            "row_tiles": " ".join(map(str, self._tiles.sizes)),
+            "logit_row_tiles": " ".join(map(str, self._logit_tiles.sizes)),
+        }
+
+    def _prove(self) -> None:
+        """Find the exact row counts for the present number of threads."""
+        self._num_threads = torch.get_num_threads()
+        self._tiles = RowTiles(self.model.admitted_row_counts())
+        self._logit_tiles = RowTiles(self.model.admitted_logit_row_counts())
+
+    def _inputs(self, batch: ForwardBatch) -> DecoderInput:
+        cuts = self._tiles.cover(len(batch.tokens))
+        logit_cuts = self._logit_tiles.cover(len(batch.logit_rows))
+        num_rows = sum(cuts)
+        return DecoderInput(
+            tokens=_padded(batch.tokens, num_rows, 0),
+            positions=_padded(batch.positions, num_rows, 0),
+            slots=_padded(batch.slots, num_rows, _SCRATCH_SLOT),
+            max_position=int(batch.positions.max(initial=0)),
+            cuts=cuts,
+            attention={
+                window: self.attention.prepare(batch.branches, num_rows, window)
+                for window in self._windows
+            },
+            logit_rows=_padded(batch.logit_rows, sum(logit_cuts), 0),
+            logit_cuts=logit_cuts,
+            tap_layer_ids=batch.tap_layer_ids,
+        )
+
+
+def attention_shape(hparams: Hparams) -> AttentionShape:
+    """What a model asks of an attention backend."""
+    return AttentionShape(
+        hparams.num_heads, hparams.kv_heads, hparams.head_dim, hparams.attention_scale
+    )
+
+
+def _padded(values: IntArray, length: int, filler: int) -> Tensor:
+    padded = np.full(length, filler, np.int64)
+    padded[: len(values)] = values
+    return torch.from_numpy(padded)

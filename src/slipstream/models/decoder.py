@@ -1,0 +1,180 @@
+"""The one decoder that all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.attention.backend import PreparedAttention
+from slipstream.kv.storage import KvStorage
+from slipstream.models.hparams import Hparams, RotaryParams
+from slipstream.models.layers.activation import GatedActivation
+from slipstream.models.layers.linear import Linear, LinearFactory
+from slipstream.models.layers.norm import RmsNorm
+from slipstream.models.layers.rotary import RotaryTable, Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer; a norm that the family lacks is None."""
+
+    input_norm: RmsNorm
+    qkv: Linear  # rows of queries, then keys, then values
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
+    attention_output: Linear
+    attention_output_norm: RmsNorm | None
+    mlp_norm: RmsNorm
+    gate_up: Linear  # rows of gates, then of ups
+    down: Linear
+    mlp_output_norm: RmsNorm | None
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The layer's matrix products."""
+        return self.qkv, self.attention_output, self.gate_up, self.down
+
+    def norms(self) -> tuple[RmsNorm, ...]:
+        """The layer's norms."""
+        norms = (self.input_norm, self.q_norm, self.k_norm, self.attention_output_norm)
+        return tuple(
+            norm for norm in (*norms, self.mlp_norm, self.mlp_output_norm) if norm is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderInput:
+    """One pass as tensors, its rows padded to a sum of admitted row counts.
+
+    Attributes:
+        tokens, positions, slots: [rows] int64.
+        max_position: Largest position.
+        cuts: Row counts of the matrix products, with sum `rows`.
+        attention: Prepared attention by window.
+        logit_rows: [logit rows, padded] int64 rows whose logits are wanted.
+        logit_cuts: Row counts of the product with the vocabulary, with sum `len(logit_rows)`.
+        tap_layer_ids: Layers whose output is wanted (-1 = embedding output).
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    max_position: int
+    cuts: Sequence[int]
+    attention: Mapping[int | None, PreparedAttention]
+    logit_rows: Tensor
+    logit_cuts: Sequence[int]
+    tap_layer_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOutput:
+    """Logits [logit rows, vocab] float32 and taps [rows, hidden] by layer, padding included."""
+
+    logits: Tensor
+    taps: dict[int, Tensor]
+
+
+class Decoder:
+    """A decoder with rows as its only axis: a row's result depends on its own history alone.
+
+    The residual stream has the model's dtype; norms, rotary embedding and attention are float32.
+
+    Args:
+        hparams: Shape and arithmetic.
+        embeddings: [vocab, hidden] in the model's dtype, scaled.
+        layers, final_norm, head: Weights, in the order of the pass.
+        activation: Between the MLP's two products.
+        factory: The one that made all `Linear`s; it knows which row counts are exact.
+    """
+
+    def __init__(
+        self,
+        hparams: Hparams,
+        embeddings: Tensor,
+        layers: Sequence[DecoderLayer],
+        final_norm: RmsNorm,
+        head: Linear,
+        activation: GatedActivation,
+        factory: LinearFactory,
+    ) -> None:
+        self.hparams = hparams
+        self.layers = tuple(layers)
+        self.final_norm = final_norm
+        self.dtype = embeddings.dtype
+        self._embeddings = embeddings
+        self._head = head
+        self._activation = activation
+        self._factory = factory
+        self._tables: dict[RotaryParams, RotaryTable] = {
+            layer.rotary: RotaryTable(layer.rotary, hparams.head_dim) for layer in hparams.layers
+        }
+        linears = [linear for layer in layers for linear in layer.linears()]
+        norms = [norm for layer in layers for norm in layer.norms()]
+        self.weight_bytes = (
+            embeddings.nbytes
+            + sum(linear.nbytes for linear in (*linears, head))
+            + sum(norm.nbytes for norm in (*norms, final_norm))
+        )
+
+    def admitted_row_counts(self) -> tuple[int, ...]:
+        """Row counts that are exact for every layer's products, ascending."""
+        return self._factory.admitted(linear for layer in self.layers for linear in layer.linears())
+
+    def admitted_logit_row_counts(self) -> tuple[int, ...]:
+        """Row counts that are exact for the product with the vocabulary, ascending."""
+        return self._factory.admitted((self._head,))
+
+    def linear_kinds(self) -> str:
+        """How matrices are multiplied, for the numerics fingerprint."""
+        return self._factory.description()
+
+    def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
+        """Run all layers; each row's key and value are stored in its slot on the way."""
+        rotations = {
+            params: table.rotation(inputs.positions, inputs.max_position)
+            for params, table in self._tables.items()
+        }
+        hidden = self._embeddings.index_select(0, inputs.tokens)
+        taps = {-1: hidden} if -1 in inputs.tap_layer_ids else {}
+        for index, layer in enumerate(self.layers):
+            params = self.hparams.layers[index]
+            normed = self._norm(layer.input_norm, hidden)
+            queries = self._project(index, normed, rotations[params.rotary], inputs, storage)
+            mixed = inputs.attention[params.window].attend(index, queries, storage)
+            output = layer.attention_output(mixed.to(self.dtype), inputs.cuts)
+            hidden = hidden + self._norm(layer.attention_output_norm, output)
+            gate_up = layer.gate_up(self._norm(layer.mlp_norm, hidden), inputs.cuts)
+            output = layer.down(self._activation(gate_up), inputs.cuts)
+            hidden = hidden + self._norm(layer.mlp_output_norm, output)
+            if index in inputs.tap_layer_ids:
+                taps[index] = hidden
+        wanted = hidden.index_select(0, inputs.logit_rows)
+        logits = self._head(self._norm(self.final_norm, wanted), inputs.logit_cuts)
+        return DecoderOutput(logits.float(), taps)
+
+    def _project(
+        self,
+        index: int,
+        normed: Tensor,
+        rotation: Rotation,
+        inputs: DecoderInput,
+        storage: KvStorage,
+    ) -> Tensor:
+        """Store the layer's keys and values; give its queries [rows, heads, head_dim] float32."""
+        layer, hparams = self.layers[index], self.hparams
+        num_heads, num_rotated = hparams.num_heads, hparams.num_heads + hparams.kv_heads
+        qkv = layer.qkv(normed, inputs.cuts).view(len(normed), -1, hparams.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries = layer.q_norm(qkv[:, :num_heads])
+            keys = layer.k_norm(qkv[:, num_heads:num_rotated])
+            rotated = rotation.apply(torch.cat((queries, keys), 1))
+        else:
+            rotated = rotation.apply(qkv[:, :num_rotated].float())
+        storage.write(index, inputs.slots, rotated[:, num_heads:], qkv[:, num_rotated:])
+        return rotated[:, :num_heads]
+
+    def _norm(self, norm: RmsNorm | None, x: Tensor) -> Tensor:
+        return x if norm is None else norm(x).to(self.dtype)

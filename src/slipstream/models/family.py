@@ -1,0 +1,138 @@
+"""What all families of decoders read from config.json in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream.errors import WeightsError
+from slipstream.models.config_reader import ConfigReader
+from slipstream.models.hparams import Activation, Hparams, LayerParams, RotaryParams
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of checkpoints that one function can read.
+
+    Attributes:
+        model_type, architecture: As config.json spells them.
+        read: Makes hyperparameters of a config.json.
+    """
+
+    model_type: str
+    architecture: str
+    read: Callable[[ConfigReader], Hparams]
+
+
+def read_decoder(
+    config: ConfigReader,
+    family: str,
+    layers: tuple[LayerParams, ...],
+    *,
+    ties_embeddings: bool = False,
+    activation_field: str = "hidden_act",
+) -> Hparams:
+    """The fields that every family has; a family changes the rest with `dataclasses.replace`.
+
+    Args:
+        ties_embeddings: The family's default where config.json does not say.
+    """
+    hidden_size = config.integer("hidden_size")
+    num_heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", num_heads)
+    head_dim = config.integer("head_dim", hidden_size // num_heads)
+    if num_heads % kv_heads or head_dim % 2:
+        raise WeightsError(
+            f"config.json has num_attention_heads = {num_heads}, num_key_value_heads = {kv_heads} "
+            f"and head_dim = {head_dim}; heads must be a multiple of key heads and head_dim even"
+        )
+    activation = config.text(activation_field, "silu")
+    if activation not in _ACTIVATIONS:
+        raise WeightsError(
+            f"config.json has {activation_field} = {activation!r}; supported are "
+            f"{', '.join(sorted(_ACTIVATIONS))}"
+        )
+    config.require("partial_rotary_factor", 1.0)
+    return Hparams(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_heads=num_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=config.integer("max_position_embeddings"),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        activation=_ACTIVATIONS[activation],
+        has_tied_embeddings=config.flag("tie_word_embeddings", ties_embeddings),
+        attention_scale=head_dim**-0.5,
+        layers=layers,
+    )
+
+
+def read_rotary(config: ConfigReader, default_theta: float = 10000.0) -> RotaryParams:
+    """Rotary parameters: `rope_parameters`, or `rope_theta` with an optional `rope_scaling`."""
+    theta = config.number("rope_theta", default_theta)
+    for name in ("rope_parameters", "rope_scaling"):
+        section = config.section(name)
+        if section is not None:
+            return read_rotary_section(section, name, theta, config)
+    return RotaryParams(theta)
+
+
+def read_rotary_section(
+    section: ConfigReader, name: str, theta: float, config: ConfigReader
+) -> RotaryParams:
+    """One object with `rope_type` and its numbers; unsupported types are refused by name."""
+    theta = section.number("rope_theta", theta)
+    section.require("partial_rotary_factor", 1.0)
+    kind = section.text("rope_type", section.text("type", "default"))
+    if kind == "default":
+        params = RotaryParams(theta)
+    elif kind == "linear":
+        params = RotaryParams(theta, "linear", section.number("factor"))
+    elif kind == "llama3":
+        trained = config.integer("max_position_embeddings")
+        params = RotaryParams(
+            theta,
+            "llama3",
+            section.number("factor"),
+            section.number("low_freq_factor"),
+            section.number("high_freq_factor"),
+            section.integer("original_max_position_embeddings", trained),
+        )
+    else:
+        raise WeightsError(
+            f"config.json has {name} of type {kind!r}; supported are default, linear and llama3"
+        )
+    section.finish()
+    return params
+
+
+def read_layers(
+    config: ConfigReader,
+    full: LayerParams,
+    sliding: LayerParams,
+    is_sliding: Callable[[int], bool],
+) -> tuple[LayerParams, ...]:
+    """One entry per layer, by `layer_types` or else by the family's own rule."""
+    num_layers = config.integer("num_hidden_layers")
+    types = config.texts("layer_types")
+    if types is None:
+        return tuple(sliding if is_sliding(layer) else full for layer in range(num_layers))
+    kinds = {"full_attention": full, "sliding_attention": sliding}
+    if len(types) != num_layers or not set(types) <= set(kinds):
+        raise WeightsError(
+            f"config.json has layer_types {sorted(set(types))} for {len(types)} layers; it must "
+            f"name {num_layers} layers, each full_attention or sliding_attention"
+        )
+    if sliding.window is None and "sliding_attention" in types:
+        raise WeightsError("config.json has sliding layers in layer_types but no sliding_window")
+    return tuple(kinds[kind] for kind in types)

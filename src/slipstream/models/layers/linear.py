@@ -1,0 +1,177 @@
+"""Matrix products, called only with row counts that are proved to share one reduction order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.attention.row_proof import (
+    BASE_ROWS,
+    ROW_COUNTS,
+    admitted_row_counts,
+    cancelling_operands,
+)
+from slipstream.errors import NumericsError
+
+_WIDE = 8192  # outputs: a vocabulary; proving many rows of it costs much and serves nobody
+
+
+class Linear(Protocol):
+    """y = x W^T + b for rows whose count is a sum of admitted counts."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(num_out, num_in)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight as held."""
+
+    def __call__(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
+        """Multiply [rows, num_in] to [rows, num_out] in the same dtype.
+
+        Args:
+            cuts: Row counts of the calls to make, each admitted, with sum `rows`.
+        """
+
+
+class MatrixLinear:
+    """`torch.mm` on the transposed weight.
+
+    Args:
+        weight: [num_out, num_in]; bias: [num_out] or None, both in the dtype of the inputs.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight.t().contiguous()
+        self._bias = bias
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
+        """See `Linear`."""
+        if len(cuts) == 1:
+            y = torch.mm(x, self._weight)
+        else:
+            y = x.new_empty(len(x), self._weight.shape[1])
+            start = 0
+            for count in cuts:
+                stop = start + count
+                torch.mm(x[start:stop], self._weight, out=y[start:stop])
+                start = stop
+        return y if self._bias is None else y.add_(self._bias)
+
+
+class PackedLinear:
+    """oneDNN's product on a weight packed once; fast for bfloat16. See `MatrixLinear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BASE_ROWS)
+        self._bias = bias
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
+        """See `Linear`."""
+        product = torch.ops.mkldnn._linear_pointwise
+        if len(cuts) == 1:
+            return product(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]  # an untyped op
+        if not cuts:
+            return x.new_empty(0, self.shape[0])
+        parts = [
+            product(part, self._weight, self._bias, "none", [], "")
+            for part in x.split_with_sizes(list(cuts))
+        ]
+        return torch.cat(parts)
+
+
+LinearKind = Callable[[Tensor, Tensor | None], Linear]
+
+
+class LinearFactory:
+    """Makes `Linear`s of one dtype, by the first way of multiplying that is exact here.
+
+    Proofs are kept by shape, so that a model of many equal layers pays for a few.
+
+    Args:
+        dtype: float32 or bfloat16, of weights and inputs.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._proofs: dict[tuple[str, int, int, int], frozenset[int]] = {}
+        self._kinds: dict[tuple[int, int], str] = {}
+        self._makers = _makers(dtype)
+
+    def make(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A product with `weight` [num_out, num_in] and `bias` [num_out] or None.
+
+        Raises:
+            NumericsError: If no way of multiplying is exact for this shape.
+        """
+        num_out, num_in = weight.shape
+        kind = self._kind(num_out, num_in)
+        held_bias = None if bias is None else bias.to(self.dtype)
+        return self._makers[kind](weight.to(self.dtype), held_bias)
+
+    def admitted(self, linears: Iterable[Linear]) -> tuple[int, ...]:
+        """Row counts, ascending, that are exact for all `linears` with torch's threads now.
+
+        Raises:
+            NumericsError: If a product is no longer exact with this number of threads.
+        """
+        counts = frozenset(ROW_COUNTS)
+        for num_out, num_in in {linear.shape for linear in linears}:
+            proof = self._proof(self._kinds[num_out, num_in], num_out, num_in)
+            if not proof:
+                raise self._refusal(num_out, num_in)
+            counts &= proof
+        return tuple(sorted(counts))
+
+    def description(self) -> str:
+        """The ways of multiplying in use, for the numerics fingerprint."""
+        return "+".join(sorted(set(self._kinds.values())))
+
+    def _kind(self, num_out: int, num_in: int) -> str:
+        shape = (num_out, num_in)
+        if shape not in self._kinds:
+            exact = [kind for kind in self._makers if self._proof(kind, num_out, num_in)]
+            if not exact:
+                raise self._refusal(num_out, num_in)
+            self._kinds[shape] = exact[0]
+        return self._kinds[shape]
+
+    def _proof(self, kind: str, num_out: int, num_in: int) -> frozenset[int]:
+        key = (kind, num_out, num_in, torch.get_num_threads())
+        if key not in self._proofs:
+            counts = [count for count in ROW_COUNTS if count <= 64 or num_out < _WIDE]
+            x, weight = cancelling_operands(max(counts), num_in, num_out, seed=num_in)
+            linear = self._makers[kind](weight.to(self.dtype), None)
+            found = admitted_row_counts(
+                lambda rows: linear(rows, (len(rows),)), x.to(self.dtype), counts
+            )
+            self._proofs[key] = found
+        return self._proofs[key]
+
+    def _refusal(self, num_out: int, num_in: int) -> NumericsError:
+        return NumericsError(
+            f"no product of {num_in} inputs and {num_out} outputs in {self.dtype} gives a row the "
+            f"same bits in every place and with every number of threads (tried "
+            f"{', '.join(self._makers)} with torch {torch.__version__} on "
+            f"{torch.backends.cpu.get_cpu_capability()})",
+            hint='set model.dtype to "float32", or use an official torch build',
+        )
+
+
+def _makers(dtype: torch.dtype) -> dict[str, LinearKind]:
+    packs = torch._C._has_mkldnn and (
+        dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+    if not packs:
+        return {"mm": MatrixLinear}
+    if dtype == torch.bfloat16:
+        return {"packed": PackedLinear, "mm": MatrixLinear}
+    return {"mm": MatrixLinear, "packed": PackedLinear}

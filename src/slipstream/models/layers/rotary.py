@@ -1,0 +1,79 @@
+"""Rotary position embedding: angles by position, the same bits in every pass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream.models.hparams import RotaryParams
+
+_BLOCK_LEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Angles of one pass's rows, shared by all layers with the same parameters.
+
+    Attributes:
+        cos: [rows, 1, head_dim] float32, both halves equal.
+        sin: [rows, 1, head_dim] float32, the first half negated.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Rotate [rows, heads, head_dim] float32; halves of a head form the pairs."""
+        turned = torch.roll(x, x.shape[-1] // 2, -1).mul_(self.sin)
+        return torch.mul(x, self.cos).add_(turned)
+
+
+class RotaryTable:
+    """cos and sin by position, grown by whole blocks of positions as they are needed.
+
+    Source: Su et al. 2021 (arXiv:2104.09864); pairs are (i, i + head_dim / 2), as in public
+    checkpoints.
+    """
+
+    def __init__(self, params: RotaryParams, head_dim: int) -> None:
+        self._frequencies = frequencies(params, head_dim)
+        self._cos = torch.empty(0, 1, head_dim)
+        self._sin = torch.empty(0, 1, head_dim)
+
+    def rotation(self, positions: Tensor, max_position: int) -> Rotation:
+        """Angles of `positions` ([rows] int64), none of which exceeds `max_position`."""
+        while len(self._cos) <= max_position:
+            self._grow()
+        return Rotation(self._cos.index_select(0, positions), self._sin.index_select(0, positions))
+
+    def _grow(self) -> None:
+        start = len(self._cos)
+        positions = np.arange(start, start + _BLOCK_LEN, dtype=np.float32)
+        # float32 angles, as the public models were trained with; their cosine in float64.
+        angles = np.outer(positions, self._frequencies).astype(np.float64)
+        cos = torch.from_numpy(np.cos(angles)).float()
+        sin = torch.from_numpy(np.sin(angles)).float()
+        self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1).unsqueeze(1)))
+        self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1).unsqueeze(1)))
+
+
+def frequencies(params: RotaryParams, head_dim: int) -> npt.NDArray[np.float32]:
+    """Angle per position of each pair: [head_dim / 2] float32.
+
+    Source of "llama3": the published Llama 3.1 code; between the two wavelength bounds it blends.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    plain = 1.0 / np.float32(params.theta) ** exponents
+    if params.scaling == "linear":
+        plain = plain / np.float32(params.factor)
+    elif params.scaling == "llama3":
+        turns = params.original_max_positions * plain / (2 * math.pi)
+        span = params.high_freq_factor - params.low_freq_factor
+        blend = np.clip((turns - params.low_freq_factor) / span, 0.0, 1.0)
+        plain = (1 - blend) * plain / params.factor + blend * plain
+    return np.asarray(plain, np.float32)

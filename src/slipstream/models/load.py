@@ -1,0 +1,162 @@
+"""From a checkpoint to a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import WeightsError
+from slipstream.models import gemma3, llama, mistral, qwen2, qwen3
+from slipstream.models.config_reader import ConfigReader
+from slipstream.models.decoder import Decoder, DecoderLayer
+from slipstream.models.family import Family
+from slipstream.models.hparams import Hparams
+from slipstream.models.layers.activation import gated_activation
+from slipstream.models.layers.linear import Linear, LinearFactory
+from slipstream.models.layers.norm import RmsNorm
+from slipstream.weights.checkpoint import Checkpoint
+
+_FAMILIES = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY)
+
+
+def load_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Decoder:
+    """Read a checkpoint into a decoder that computes in `dtype`.
+
+    Args:
+        dtype: float32 or bfloat16.
+    Raises:
+        WeightsError: If the family or a field of its configuration is not supported, or tensors
+            are missing, left over or of the wrong shape.
+        NumericsError: If this machine cannot multiply exactly.
+    """
+    hparams = read_hparams(checkpoint.config)
+    reader = _WeightReader(checkpoint, hparams, dtype)
+    layers = [reader.layer(index) for index in range(hparams.num_layers)]
+    table = reader.tensor("model.embed_tokens.weight", hparams.vocab_size, hparams.hidden_size)
+    table = table.to(dtype)
+    # Public files of models with tied embeddings sometimes hold the same matrix twice.
+    stored_head = checkpoint.optional("lm_head.weight")
+    head = reader.factory.make(
+        table if hparams.has_tied_embeddings or stored_head is None else stored_head
+    )
+    if stored_head is None and not hparams.has_tied_embeddings:
+        raise WeightsError(
+            f"{checkpoint.path} has no lm_head.weight, but its config.json does not tie it to the "
+            "embeddings (tie_word_embeddings is false)"
+        )
+    final_norm = reader.norm("model.norm", hparams.hidden_size)
+    checkpoint.finish()
+    if hparams.embedding_scale is not None:
+        table = table * torch.tensor(hparams.embedding_scale, dtype=dtype)
+    activation = gated_activation(hparams.activation, dtype)
+    return Decoder(hparams, table, layers, final_norm, head, activation, reader.factory)
+
+
+def read_hparams(config: Mapping[str, Any]) -> Hparams:  # any JSON
+    """Hyperparameters of a config.json.
+
+    Raises:
+        WeightsError: If the family, a field or a value of it is not supported.
+    """
+    reader = ConfigReader(config)
+    hparams = _family(config).read(reader)
+    reader.require("quantization_config", None)
+    reader.finish()
+    return hparams
+
+
+def _family(config: Mapping[str, Any]) -> Family:  # any JSON
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or []
+    for family in _FAMILIES:
+        if model_type == family.model_type and (
+            not architectures or family.architecture in architectures
+        ):
+            return family
+    supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in _FAMILIES)
+    raise WeightsError(
+        f"config.json has model_type {model_type!r} and architectures {architectures!r}, which "
+        f"are not supported; supported are {supported}"
+    )
+
+
+class _WeightReader:
+    """Takes tensors under their public names and checks their shapes."""
+
+    def __init__(self, checkpoint: Checkpoint, hparams: Hparams, dtype: torch.dtype) -> None:
+        self.factory = LinearFactory(dtype)
+        self._checkpoint = checkpoint
+        self._hparams = hparams
+
+    def layer(self, index: int) -> DecoderLayer:
+        """One layer; projections that read the same input become one matrix."""
+        hparams, prefix = self._hparams, f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        hidden, q_size, kv_size = hparams.hidden_size, hparams.q_size, hparams.kv_size
+        sandwich = hparams.has_sandwich_norms
+        mlp_norm = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+        return DecoderLayer(
+            input_norm=self.norm(f"{prefix}.input_layernorm", hidden),
+            qkv=self._linear(
+                {
+                    f"{attention}.q_proj": q_size,
+                    f"{attention}.k_proj": kv_size,
+                    f"{attention}.v_proj": kv_size,
+                },
+                hidden,
+                has_bias=hparams.qkv_bias,
+            ),
+            q_norm=self._head_norm(f"{attention}.q_norm"),
+            k_norm=self._head_norm(f"{attention}.k_norm"),
+            attention_output=self._linear(
+                {f"{attention}.o_proj": hidden}, q_size, has_bias=hparams.output_bias
+            ),
+            attention_output_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden)
+            if sandwich
+            else None,
+            mlp_norm=self.norm(f"{prefix}.{mlp_norm}", hidden),
+            gate_up=self._linear(
+                {
+                    f"{mlp}.gate_proj": hparams.intermediate_size,
+                    f"{mlp}.up_proj": hparams.intermediate_size,
+                },
+                hidden,
+                has_bias=hparams.mlp_bias,
+            ),
+            down=self._linear(
+                {f"{mlp}.down_proj": hidden}, hparams.intermediate_size, has_bias=hparams.mlp_bias
+            ),
+            mlp_output_norm=self.norm(f"{prefix}.post_feedforward_layernorm", hidden)
+            if sandwich
+            else None,
+        )
+
+    def norm(self, name: str, size: int) -> RmsNorm:
+        """The norm whose weight is `name`.weight."""
+        return RmsNorm(
+            self.tensor(f"{name}.weight", size),
+            self._hparams.norm_eps,
+            is_zero_centred=self._hparams.is_norm_zero_centred,
+        )
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor that must have this shape."""
+        tensor = self._checkpoint.take(name)
+        if tuple(tensor.shape) != shape:
+            raise WeightsError(
+                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for "
+                f"{list(shape)}"
+            )
+        return tensor
+
+    def _head_norm(self, name: str) -> RmsNorm | None:
+        return self.norm(name, self._hparams.head_dim) if self._hparams.has_qk_norm else None
+
+    def _linear(self, parts: Mapping[str, int], num_in: int, *, has_bias: bool) -> Linear:
+        """One product whose output rows are those of `parts` (name -> rows) in order."""
+        weights = [self.tensor(f"{name}.weight", rows, num_in) for name, rows in parts.items()]
+        biases = [self.tensor(f"{name}.bias", rows) for name, rows in parts.items() if has_bias]
+        return self.factory.make(torch.cat(weights), torch.cat(biases) if biases else None)
