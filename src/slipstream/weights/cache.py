@@ -47,6 +47,25 @@ class CachedModel:
     manifest: Manifest | None
     problem: str | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files that were pulled."""
+        records = self.manifest.files.values() if self.manifest is not None else ()
+        return sum(record.num_bytes for record in records)
+
+    def is_unchanged(self) -> bool:
+        """Whether size and time of every file are those of its last verification."""
+        if self.manifest is None:
+            return False
+        for name, record in self.manifest.files.items():
+            try:
+                status = (self.folder / name).stat()
+            except FileNotFoundError:
+                return False
+            if (status.st_size, status.st_mtime_ns) != (record.num_bytes, record.mtime_ns):
+                return False
+        return True
+
 
 class ModelCache:
     """Pulled models under `root`.
@@ -109,9 +128,17 @@ class ModelCache:
             if not refresh and (present := self.find(source)) is not None:
                 return present
             staging.mkdir(parents=True, exist_ok=True)
-            fetched = fetch(staging)
+            try:
+                fetched = fetch(staging)
+            finally:
+                _remove_empty(staging)
             self._publish(staging, folder, source, fetched)
         return folder
+
+    def entry(self, source: str) -> CachedModel | None:
+        """The model of this source as it lies in the cache, unchecked; None if it does not."""
+        folder = self.folder_of(source)
+        return _inspect(folder) if folder.is_dir() else None
 
     def models(self) -> list[CachedModel]:
         """Everything in the cache, by folder name."""
@@ -119,6 +146,14 @@ class ModelCache:
             return []
         folders = (entry for entry in self.root.iterdir() if entry.is_dir())
         return [_inspect(folder) for folder in sorted(folders) if not folder.name.startswith(".")]
+
+    def incomplete(self) -> dict[str, int]:
+        """Bytes of downloads that were broken off, by the name of the folder they are for."""
+        staging = self.root / _STAGING
+        if not staging.is_dir():
+            return {}
+        sizes = {folder.name: _bytes_below(folder) for folder in sorted(staging.iterdir())}
+        return {name: num_bytes for name, num_bytes in sizes.items() if num_bytes}
 
     def verify(self, model: CachedModel, on_bytes: Callable[[int], None] | None = None) -> None:
         """Recompute every checksum of a cached model.
@@ -170,6 +205,16 @@ class ModelCache:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 progress.end()
             yield
+
+
+def _remove_empty(staging: Path) -> None:
+    """Leave no staging folder behind that holds nothing to resume from."""
+    if not any(path.is_file() for path in staging.rglob("*")):
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _inspect(folder: Path) -> CachedModel:

