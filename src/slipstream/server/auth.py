@@ -1,0 +1,44 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slipstream.errors import AuthenticationError
+
+EXEMPT_PATHS = frozenset({"/health", "/ready"})
+"""Probes carry no keys. `/metrics` does need one: behind a proxy every peer looks local, so the
+peer's address proves nothing, and Prometheus can send an authorization header."""
+
+
+class Authentication:
+    """Asks for `Authorization: Bearer KEY` if there are keys; else lets everybody in."""
+
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = tuple(_digest(key) for key in api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._digests and scope["path"] not in EXEMPT_PATHS:
+            self._check(Headers(scope=scope).get("authorization", ""))
+        await self._app(scope, receive, send)
+
+    def _check(self, header: str) -> None:
+        scheme, _, key = header.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise AuthenticationError(
+                "an API key is needed; send it in the header Authorization: Bearer KEY"
+            )
+        given = _digest(key.strip())
+        # All keys are compared, each in constant time, so that timing tells nothing about them.
+        if sum(hmac.compare_digest(given, digest) for digest in self._digests) == 0:
+            raise AuthenticationError("the API key is not one of this server's")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,58 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slipstream.protocol.json_body import parse_object
+from slipstream.protocol.service import (
+    DetokenizeResponse,
+    TokenizeResponse,
+    read_detokenize_request,
+    read_tokenize_request,
+)
+from slipstream.server.body import read_body
+from slipstream.server.context import Service
+from slipstream.server.plan import off_loop, tokenize
+from slipstream.server.sampling_fields import check_token_ids
+
+
+def token_routes(service: Service) -> list[Route]:
+    """Text to tokens and back."""
+    return [
+        Route("/tokenize", partial(_tokenize, service), methods=["POST"]),
+        Route("/detokenize", partial(_detokenize, service), methods=["POST"]),
+    ]
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    body = await read_body(request, service.config.max_body_bytes)
+    asked = read_tokenize_request(parse_object(body))
+    if asked.model is not None:
+        service.check_model(asked.model)
+    tokens = await off_loop(partial(tokenize, service, asked), len(body))
+    info = service.engine.info
+    strings = [service.tokenizer.token_text(token) for token in tokens]
+    answer = TokenizeResponse(
+        count=len(tokens),
+        max_model_len=None if info is None else info.max_model_len,
+        tokens=tokens,
+        token_strs=strings if asked.return_token_strs else None,
+    )
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _detokenize(service: Service, request: Request) -> Response:
+    body = await read_body(request, service.config.max_body_bytes)
+    asked = read_detokenize_request(parse_object(body))
+    if asked.model is not None:
+        service.check_model(asked.model)
+    check_token_ids(asked.tokens, service.tokenizer.vocab_size, "tokens")
+    decode = partial(service.tokenizer.decode, asked.tokens, skip_special=False)
+    text = await off_loop(decode, len(body))
+    answer = DetokenizeResponse(prompt=text)
+    return Response(answer.model_dump_json(), media_type="application/json")
