@@ -104,7 +104,7 @@ def _plan_memory(config: Config, target: LoadedModel, drafts: Sequence[LoadedMod
         utilization=memory.utilization,
         weight_bytes=target.model.weight_bytes,
         draft_weight_bytes=sum(item.model.weight_bytes for item in drafts),
-        workspace_bytes=workspace_bytes(target.model, config.scheduler.max_step_tokens),
+        workspace_bytes=_workspace_bytes(config, target),
         kv_bytes_per_token=target.kv_bytes_per_token(memory.kv_dtype),
         draft_kv_bytes_per_token=sum(
             item.kv_bytes_per_token(memory.draft_kv_dtype) for item in drafts
@@ -115,12 +115,18 @@ def _plan_memory(config: Config, target: LoadedModel, drafts: Sequence[LoadedMod
     )
 
 
+def _workspace_bytes(config: Config, target: LoadedModel) -> int:
+    """Of the widest pass: every row of a step may want its logits."""
+    max_rows = config.scheduler.max_step_tokens
+    return workspace_bytes(target.model.hparams, max_rows, max_rows)
+
+
 def _runner(loaded: LoadedModel, kv: KvCache, kv_dtype: str) -> Runner:
     hparams = loaded.model.hparams
     storage = KvStorage(
         kv.num_slots,
         hparams.num_layers,
-        hparams.num_kv_heads,
+        hparams.kv_heads,
         hparams.head_dim,
         loaded.kv_dtype(kv_dtype),
     )
@@ -146,7 +152,7 @@ def _controller(config: Config, runner: Runner, clock: Clock) -> LengthControlle
     control = config.speculation.controller
     if not isinstance(control, CostControl) or not config.speculation.drafters:
         return FixedController()
-    rows = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    rows = [1, 2, 4, 8, 16, 32, 64, 128]
     most = config.scheduler.max_step_tokens
     profile = profile_steps(runner, [count for count in rows if count <= most], clock)
     return CostController(

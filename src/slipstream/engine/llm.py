@@ -37,7 +37,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    speculation: SpeculationStats = SpeculationStats()
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class LLM:
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template_args: Any) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
-        template = load_chat_template(self.tokenizer, self.config.model.chat_template)
+        template = load_chat_template(self.tokenizer, path=self.config.model.chat_template)
         text = template.render(messages, **template_args)
         return self.tokenizer.encode(text, add_special=False)
 

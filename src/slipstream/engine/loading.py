@@ -49,7 +49,7 @@ class LoadedModel:
     def kv_bytes_per_token(self, setting: str) -> int:
         """Bytes of one token's keys and values over all layers."""
         hparams = self.model.hparams
-        per_layer = 2 * hparams.num_kv_heads * hparams.head_dim * self.kv_dtype(setting).itemsize
+        per_layer = 2 * hparams.kv_heads * hparams.head_dim * self.kv_dtype(setting).itemsize
         return hparams.num_layers * per_layer
 
 

@@ -67,6 +67,8 @@ class ProcessEngineClient:
         self._queues: dict[str, asyncio.Queue[RequestEvent]] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._silent_ticks = 0
         self._next_call = 0
         self._start_failure: errors.SlipstreamError | None = None
@@ -97,8 +99,7 @@ class ProcessEngineClient:
         self._set_state("draining")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                while self._queues:
-                    await asyncio.sleep(0.05)
+                await self._idle.wait()
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
@@ -117,6 +118,7 @@ class ProcessEngineClient:
             return
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
         self._queues[request.request_id] = queue
+        self._idle.clear()
         num_unfinished = request.n
         is_ended = False
         try:
@@ -129,6 +131,8 @@ class ProcessEngineClient:
                 yield event
         finally:
             self._queues.pop(request.request_id, None)
+            if not self._queues:
+                self._idle.set()
             if not is_ended and self.state in ("ready", "draining"):
                 await self._send(Cancel(request.request_id))
 

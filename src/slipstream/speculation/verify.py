@@ -1,4 +1,4 @@
-"""Verification is sampling: run the sampler along the tree, keep while the tree holds what it says."""
+"""Verification is sampling: run the sampler along the tree, keep while the tree has its token."""
 
 from __future__ import annotations
 

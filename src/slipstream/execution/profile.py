@@ -1,0 +1,67 @@
+"""Measurements at start: how long a pass takes by its rows, and how much memory it needs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream.clock import Clock
+from slipstream.execution.batch import Branch, ForwardBatch
+from slipstream.execution.runner import Runner
+from slipstream.models.hparams import Hparams
+
+CONTEXT_LEN = 128
+NUM_REPEATS = 3
+FLOAT32_BYTES = 4
+
+
+def profile_steps(runner: Runner, row_counts: Sequence[int], clock: Clock) -> dict[int, float]:
+    """Seconds of a decoding pass by its rows, at a short context.
+
+    Runs on the scratch slot only, so no request's cache is touched.
+    """
+    seconds: dict[int, float] = {}
+    for num_rows in row_counts:
+        batch = _scratch_batch(num_rows)
+        runner.forward(batch)
+        samples: list[float] = []
+        for _ in range(NUM_REPEATS):
+            started_s = clock.now()
+            runner.forward(batch)
+            samples.append(clock.now() - started_s)
+        seconds[num_rows] = statistics.median(samples)
+    return seconds
+
+
+def workspace_bytes(hparams: Hparams, max_rows: int, max_logit_rows: int) -> int:
+    """Upper estimate of what the widest pass holds beside weights and KV.
+
+    Args:
+        max_rows: Most rows of a pass.
+        max_logit_rows: Most of them whose logits are wanted at once.
+    """
+    widest = max(
+        hparams.hidden_size * 6,
+        hparams.intermediate_size * 3,
+        (hparams.num_heads + 2 * hparams.kv_heads) * hparams.head_dim * 3,
+    )
+    activations = max_rows * widest
+    logits = 2 * max_logit_rows * hparams.vocab_size
+    scores = max_rows * hparams.num_heads * 1024 * 2
+    return FLOAT32_BYTES * (activations + logits + scores)
+
+
+def _scratch_batch(num_rows: int) -> ForwardBatch:
+    """One chain of `num_rows` rows behind a context that lies wholly in the scratch slot."""
+    positions = np.arange(CONTEXT_LEN, CONTEXT_LEN + num_rows, dtype=np.int64)
+    rows = np.arange(num_rows, dtype=np.int64)
+    scratch = np.zeros(CONTEXT_LEN + num_rows, dtype=np.int64)
+    return ForwardBatch(
+        tokens=np.zeros(num_rows, dtype=np.int64),
+        positions=positions,
+        slots=scratch[:num_rows],
+        branches=(Branch(rows, positions, scratch),),
+        logit_rows=rows,
+    )
