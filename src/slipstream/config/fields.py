@@ -139,7 +139,7 @@ def _expected_value(field: FieldInfo) -> str:
     if bool in members:
         return "true or false"
     if _is_size(field):
-        return f'a number of bytes or a size such as "2GiB"{_range(field)}'
+        return f'a number of bytes or a size such as "2GiB"{_range(field).replace(" of", ",")}'
     if float in members:
         return f"a number{_range(field)}"
     if int in members:

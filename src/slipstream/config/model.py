@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -56,3 +57,14 @@ class ModelConfig(Section):
         default=None,
         description="Folder for downloaded weights; null is `slipstream` in the user's cache.",
     )
+
+    @property
+    def public_name(self) -> str:
+        """The name that requests give: `served_name`, or one made from the source."""
+        if self.served_name is not None:
+            return self.served_name
+        if self.source == "default":
+            return "SmolLM2-135M-Instruct"
+        if self.source.startswith("wheel:") or Path(self.source).expanduser().exists():
+            return Path(self.source).expanduser().resolve().name.removesuffix(".gguf")
+        return self.source
