@@ -214,7 +214,10 @@ def _remove_empty(staging: Path) -> None:
 
 
 def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except FileNotFoundError:  # another process is finishing this download
+        return 0
 
 
 def _inspect(folder: Path) -> CachedModel:
