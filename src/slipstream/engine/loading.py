@@ -69,7 +69,7 @@ def load_target(config: ModelConfig, progress: Progress | None = None) -> Loaded
             f"{config.max_model_len}"
         )
     return LoadedModel(
-        name=config.served_name or _name(config, path),
+        name=config.public_name,
         path=path,
         model=model,
         tokenizer=tokenizer,
@@ -115,12 +115,3 @@ def _load(path: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer]:
     model = load_model(checkpoint, dtype)
     checkpoint.finish()
     return model, load_tokenizer(path)
-
-
-def _name(config: ModelConfig, path: Path) -> str:
-    """`org/name` as it is; else the file's or folder's own name without its precision."""
-    if config.source == "default":
-        return "SmolLM2-135M-Instruct"
-    if "/" in config.source and not path.is_relative_to(Path(config.source).parent):
-        return config.source.removeprefix("wheel:").rsplit("/", 1)[-1].removesuffix(".gguf")
-    return path.name.removesuffix(".gguf")

@@ -1,0 +1,26 @@
+"""Fetch weights before anything heavy starts, with progress that a person can follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipstream.cli.progress import BarProgress
+from slipstream.config.model import ModelConfig
+from slipstream.config.schema import Config
+from slipstream.config.speculation import DraftModelConfig
+from slipstream.weights.sources import resolve_source
+
+
+def fetch_weights(config: Config) -> Path:
+    """Fetch all that the configuration names, nothing twice; returns where the target is."""
+    path = resolve_source(config.model, progress=BarProgress())
+    for item in config.speculation.drafters:
+        if isinstance(item, DraftModelConfig) and item.source != "target":
+            source = ModelConfig(
+                source=item.source,
+                sha256=item.sha256,
+                revision=item.revision,
+                cache_dir=config.model.cache_dir,
+            )
+            resolve_source(source, progress=BarProgress())
+    return path

@@ -1,0 +1,121 @@
+"""`slipstream serve`: the whole service from one command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+
+from slipstream import __version__
+from slipstream.cli.options import (
+    ConfigOption,
+    ModelOption,
+    SetOption,
+    SpeculationOption,
+    load,
+    speculation_flag,
+)
+from slipstream.config.schema import Config
+from slipstream.config.secrets import load_api_keys
+from slipstream.engine.messages import EngineInfo
+
+app = typer.Typer(help="Serve a model over an OpenAI-compatible API.")
+
+
+@app.command()
+def serve(
+    *,
+    model: ModelOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (server.host).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    speculation: SpeculationOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Fetch the model if need be, start the engine and answer requests until told to stop."""
+    flags = {"model.source": model, "server.host": host, "server.port": port}
+    effective = load(config, settings, flags | speculation_flag(speculation))
+    asyncio.run(_serve(effective, frozenset(load_api_keys(effective.server, os.environ))))
+
+
+async def _serve(config: Config, api_keys: frozenset[str]) -> None:
+    from slipstream.cli.fetching import fetch_weights
+    from slipstream.clock import SystemClock
+    from slipstream.engine.process import ProcessEngineClient
+    from slipstream.errors import TokenizerError
+    from slipstream.observability.api_metrics import ApiMetrics
+    from slipstream.observability.logs import configure_logs
+    from slipstream.server.context import Service
+    from slipstream.server.lifecycle import Lifecycle
+    from slipstream.server.listen import check_listen_address
+    from slipstream.server.run import Hooks
+    from slipstream.server.run import serve as run_server
+    from slipstream.tokenization.chat_template import load_chat_template
+    from slipstream.tokenization.tokenizer import load_tokenizer
+
+    check_listen_address(
+        config.server.host,
+        has_keys=bool(api_keys),
+        is_public_allowed=config.server.allow_public_without_auth,
+    )
+    configure_logs(config.observability.log_level, config.observability.log_format)
+    path = fetch_weights(config)
+    tokenizer = load_tokenizer(path)
+    try:
+        template = load_chat_template(tokenizer, path=config.model.chat_template)
+    except TokenizerError:
+        if config.model.chat_template is not None:
+            raise
+        template = None  # chat requests are refused; completions work
+    service = Service(
+        config=config.server,
+        model=config.model.public_name,
+        engine=ProcessEngineClient(config),
+        tokenizer=tokenizer,
+        template=template,
+        metrics=ApiMetrics(),
+        lifecycle=Lifecycle(config.server.max_concurrency),
+        clock=SystemClock(),
+        rng=random.Random(config.engine.seed) if config.engine.seed else random.SystemRandom(),
+        version=__version__,
+        api_keys=api_keys,
+    )
+    drafters = ", ".join(item.name for item in config.speculation.drafters)
+    messages = _Messages(service.model, drafters or "none (speculation is off)")
+    hooks = Hooks(messages.listening, messages.ready, messages.draining)
+    await run_server(service, hooks)
+
+
+class _Messages:
+    """What a person at the terminal sees while the service lives."""
+
+    def __init__(self, model: str, drafters: str) -> None:
+        self._console = Console(stderr=True)
+        self._model = model
+        self._drafters = drafters
+        self._url = ""
+
+    def listening(self, url: str) -> None:
+        self._url = url
+        self._console.print(f"[dim]{url} is up, loading {self._model} ...[/dim]")
+
+    def ready(self, info: EngineInfo) -> None:
+        question = '{"model": "%s", "messages": [{"role": "user", "content": "Hello!"}]}'
+        lines = (
+            f"[bold]{self._model}[/bold] is ready at [bold]{self._url}[/bold]\n"
+            f"context {info.max_model_len} tokens, KV cache {info.kv_tokens} tokens, "
+            f"drafters: {self._drafters}\n\n"
+            f"curl {self._url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+            f"  -d '{question % self._model}'"
+        )
+        self._console.print(Panel(lines, expand=False), highlight=False, soft_wrap=True)
+
+    def draining(self, num_requests: int) -> None:
+        self._console.print(
+            f"[dim]stopping; {num_requests} requests are finishing (again: stop now)[/dim]"
+        )
