@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -43,11 +42,9 @@ class IncrementalDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         before = self._last_bytes(prompt_tail)
         self._drops_space = tokenizer.strips_first_space and not before
-        # Text of the prompt, so dropped; only an unfinished end stays in the decoder.
-        self._decoder.decode(before)
+        self._unfinished = before[len(before) - _unfinished_len(before) :]
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the characters that it completes."""
@@ -55,11 +52,15 @@ class IncrementalDetokenizer:
         if self._drops_space and data:
             data = data.removeprefix(b" ")
             self._drops_space = False
-        return self._decoder.decode(data)
+        data = self._unfinished + data
+        cut = len(data) - _unfinished_len(data)
+        self._unfinished = data[cut:]
+        return data[:cut].decode("utf-8", errors="replace")
 
     def flush(self) -> str:
         """End the text: U+FFFD for a character that was left unfinished, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        unfinished, self._unfinished = self._unfinished, b""
+        return unfinished.decode("utf-8", errors="replace")
 
     def _last_bytes(self, tokens: Sequence[int]) -> bytes:
         data = b""
@@ -68,3 +69,26 @@ class IncrementalDetokenizer:
             if len(data) >= _MAX_INCOMPLETE_BYTES:
                 break
         return data[-_MAX_INCOMPLETE_BYTES:]
+
+
+def _unfinished_len(data: bytes) -> int:
+    """How many bytes at the end may still become a character with the bytes that follow.
+
+    The standard library's incremental decoder does not serve: it waits for the end of a surrogate
+    (ED A0), which no following byte can make valid.
+    """
+    for length in range(1, min(_MAX_INCOMPLETE_BYTES, len(data)) + 1):
+        byte = data[-length]
+        if byte >= 0xC0:
+            return length if _is_unfinished(data[-length:]) else 0
+        if byte < 0x80:
+            return 0
+    return 0
+
+
+def _is_unfinished(character: bytes) -> bool:
+    try:
+        character.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start == 0 and error.reason == "unexpected end of data"
+    return False

@@ -6,10 +6,9 @@ tokenizer.json files; names and groups follow llama.cpp's `llama-vocab.cpp`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
 
 from slipstream.errors import TokenizerError
 
@@ -68,9 +67,6 @@ class PreTokenizer:
         alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([*splits, alphabet])
 
-    def normalizer(self) -> normalizers.Normalizer | None:
-        return normalizers.NFC() if self.is_nfc else None
-
 
 _RULES = (
     PreTokenizer(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4"), (_GPT2_WORDS,)),
@@ -112,17 +108,22 @@ _RULES = (
 )
 
 
+def pre_tokenizer_names() -> tuple[str, ...]:
+    """Every name that `pre_tokenizer_named` knows, sorted."""
+    return tuple(sorted(name for rule in _RULES for name in rule.names))
+
+
 def pre_tokenizer_named(name: str) -> PreTokenizer:
     """The rule that a GGUF file calls `name`.
 
     Raises:
         TokenizerError: The name is unknown; the message lists those that are known.
     """
-    known: Mapping[str, PreTokenizer] = {name: rule for rule in _RULES for name in rule.names}
-    if name not in known:
-        raise TokenizerError(
-            f'the file asks for the pre-tokenizer "{name}" (tokenizer.ggml.pre), which is not '
-            f"supported; supported are {', '.join(sorted(known))}",
-            hint="use the model's safetensors checkpoint, whose tokenizer.json spells the rule out",
-        )
-    return known[name]
+    for rule in _RULES:
+        if name in rule.names:
+            return rule
+    raise TokenizerError(
+        f'the file asks for the pre-tokenizer "{name}" (tokenizer.ggml.pre), which is not '
+        f"supported; supported are {', '.join(pre_tokenizer_names())}",
+        hint="use the model's safetensors checkpoint, whose tokenizer.json spells the rule out",
+    )
