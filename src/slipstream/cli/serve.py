@@ -65,7 +65,7 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
     )
     configure_logs(config.observability.log_level, config.observability.log_format)
     path = fetch_weights(config)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(config.model.tokenizer or path)
     try:
         template = load_chat_template(tokenizer, path=config.model.chat_template)
     except TokenizerError:
@@ -81,7 +81,7 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
         metrics=ApiMetrics(),
         lifecycle=Lifecycle(config.server.max_concurrency),
         clock=SystemClock(),
-        rng=random.Random(config.engine.seed) if config.engine.seed else random.SystemRandom(),
+        rng=_seed_source(config.engine.seed),
         version=__version__,
         api_keys=api_keys,
     )
@@ -89,6 +89,10 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
     messages = _Messages(service.model, drafters or "none (speculation is off)")
     hooks = Hooks(messages.listening, messages.ready, messages.draining)
     await run_server(service, hooks)
+
+
+def _seed_source(seed: int | None) -> random.Random:
+    return random.SystemRandom() if seed is None else random.Random(seed)
 
 
 class _Messages:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from slipstream.config.section import Section
@@ -36,12 +34,5 @@ class EngineConfig(Section):
         description=(
             "Start of the stream that seeds are drawn from for requests that give none; null "
             "starts from the system's randomness."
-        ),
-    )
-    logprobs_mode: Literal["raw", "processed"] = Field(
-        default="raw",
-        description=(
-            "What reported log-probabilities are of, unless a request says: the model's own "
-            "distribution, or the one after processors, temperature and filters."
         ),
     )

@@ -55,7 +55,7 @@ class ModelConfig(Section):
     )
     cache_dir: FilePath | None = Field(
         default=None,
-        description="Folder for downloaded weights; null is `slipstream` in the user's cache.",
+        description="Folder for downloaded weights; null is `~/.cache/slipstream/models`.",
     )
 
     @property

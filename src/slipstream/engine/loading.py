@@ -61,7 +61,7 @@ def load_target(config: ModelConfig, progress: Progress | None = None) -> Loaded
     """
     path = resolve_source(config, progress=progress or SilentProgress())
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
-    model, tokenizer = _load(path, dtype)
+    model, tokenizer = _load(path, dtype, config.tokenizer)
     longest = model.hparams.max_positions
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(
@@ -110,8 +110,10 @@ def load_draft_model(
     )
 
 
-def _load(path: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer]:
+def _load(
+    path: Path, dtype: torch.dtype, tokenizer_path: Path | None = None
+) -> tuple[Decoder, Tokenizer]:
     checkpoint = open_checkpoint(path)
     model = load_model(checkpoint, dtype)
     checkpoint.finish()
-    return model, load_tokenizer(path)
+    return model, load_tokenizer(tokenizer_path or path)
