@@ -1,0 +1,30 @@
+"""No setting is taken and then ignored."""
+
+from __future__ import annotations
+
+import ast
+
+from slipstream.config.annotations import choices
+from slipstream.config.fields import settings
+from tests.support.paths import REPOSITORY
+
+
+def attributes_read_outside_config() -> set[str]:
+    package = REPOSITORY / "src" / "slipstream"
+    return {
+        node.attr
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] != "config"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+
+
+def test_every_setting_that_has_a_choice_is_read_by_something() -> None:
+    names = {
+        setting.path.rpartition(".")[2]
+        for setting in settings()
+        # `kind`, and `verification` while it has one value, say nothing that code could read.
+        if len(choices(setting.field.annotation)) != 1
+    }
+    assert not names - attributes_read_outside_config()
