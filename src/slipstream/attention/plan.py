@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ class TileGroup:
 
     A tile holds `tile_rows` rows of one branch; a last tile that is not full repeats its last
     row. A block holds the key positions [128 b, 128 b + 128). Items are the pairs of a tile and a
-    block that it can see, by tile and then by ascending block.
+    block that it can see. An item's rank is its block's place among the tile's blocks, ascending.
+    Tiles with most items come first and items go by rank, then by tile: the items of rank r
+    belong to the first `rank_counts[r]` tiles, in order.
 
     Attributes:
         tile_rows: Rows of a tile.
@@ -28,7 +30,8 @@ class TileGroup:
         item_tile: [items] tile of each item.
         item_slots: [items, 128] KV slots of the item's block; 0 past the branch's end.
         visible: [items, tile_rows, 128] whether the lane sees the position.
-        tile_items: [tiles, most items of a tile] items of a tile, the first one repeated.
+        tile_items: [tiles, ranks] items of each tile; its first one repeated where it has fewer.
+        rank_counts: Items of each rank.
     """
 
     tile_rows: int
@@ -37,6 +40,7 @@ class TileGroup:
     item_slots: IntArray
     visible: npt.NDArray[np.bool_]
     tile_items: IntArray
+    rank_counts: tuple[int, ...]
 
     @property
     def num_tiles(self) -> int:
@@ -83,7 +87,7 @@ def build_plan(
     lane_of_row = np.zeros(num_rows, np.int64)
     num_lanes = 0
     for members, tile_rows in _classes(branches, tile_sizes):
-        for group in _split(_build_group(members, tile_rows, window), max_lanes):
+        for group in _build_groups(members, tile_rows, window, max_lanes):
             lanes = np.arange(group.rows.size)
             # Lanes that repeat a row come after it: written backwards, the first one stays.
             lane_of_row[group.rows.ravel()[::-1]] = num_lanes + lanes[::-1]
@@ -105,62 +109,85 @@ def _classes(branches: Sequence[Rows], tile_sizes: Sequence[int]) -> list[tuple[
     return classes
 
 
-def _build_group(branches: Sequence[Rows], tile_rows: int, window: int | None) -> TileGroup:
+def _build_groups(
+    branches: Sequence[Rows], tile_rows: int, window: int | None, max_lanes: int
+) -> list[TileGroup]:
+    """Tiles of `tile_rows` rows in groups of about `max_lanes` lanes of items each."""
     lens = np.array([len(branch.rows) for branch in branches])
     rows = np.concatenate([branch.rows for branch in branches])
     positions = np.concatenate([branch.positions for branch in branches])
+    tile_branch, tile_rank = _repeat_with_rank(-(-lens // tile_rows))
+    lanes = tile_rank[:, None] * tile_rows + np.arange(tile_rows)
+    lanes = np.minimum(lanes, lens[tile_branch][:, None] - 1) + _starts(lens)[tile_branch][:, None]
+    tile_positions = positions[lanes]
+    first_seen = tile_positions[:, 0] - (window - 1) if window else np.zeros(len(lanes), np.int64)
+    first_blocks = np.maximum(first_seen, 0) // KEY_BLOCK_LEN
+    num_blocks = tile_positions[:, -1] // KEY_BLOCK_LEN - first_blocks + 1
+
     slots = np.concatenate([branch.slots for branch in branches])
     slot_lens = np.array([len(branch.slots) for branch in branches])
+    slot_starts = _starts(slot_lens)
+    order = np.argsort(-num_blocks, kind="stable")
+    group_of_tile = _starts(num_blocks[order] * tile_rows) // max_lanes
+    bounds = np.flatnonzero(np.diff(group_of_tile)) + 1
+    return [
+        _build_group(
+            rows[lanes[tiles]],
+            tile_positions[tiles],
+            _Blocks(
+                first_blocks[tiles],
+                num_blocks[tiles],
+                slot_starts[tile_branch[tiles]],
+                slot_lens[tile_branch[tiles]],
+            ),
+            slots,
+            window,
+        )
+        for tiles in np.split(order, bounds)
+    ]
 
-    tile_branch, tile_rank = _repeat_with_rank(-(-lens // tile_rows))
-    lane = tile_rank[:, None] * tile_rows + np.arange(tile_rows)
-    lane = np.minimum(lane, lens[tile_branch][:, None] - 1) + _starts(lens)[tile_branch][:, None]
-    tile_positions = positions[lane]
 
-    first_seen = tile_positions[:, 0] - (window - 1) if window else np.zeros(len(lane), np.int64)
-    first_block = np.maximum(first_seen, 0) // KEY_BLOCK_LEN
-    num_blocks = tile_positions[:, -1] // KEY_BLOCK_LEN - first_block + 1
-    item_tile, item_rank = _repeat_with_rank(num_blocks)
-    item_branch = tile_branch[item_tile]
+class _Blocks(NamedTuple):
+    """Key blocks of each tile and where its branch's slots lie; each [tiles]."""
 
-    key_positions = (first_block[item_tile] + item_rank)[:, None] * KEY_BLOCK_LEN
-    key_positions = key_positions + np.arange(KEY_BLOCK_LEN)
-    is_stored = key_positions < slot_lens[item_branch][:, None]
-    slot_index = _starts(slot_lens)[item_branch][:, None] + key_positions
+    first: IntArray
+    number: IntArray
+    slot_start: IntArray
+    slot_len: IntArray
+
+
+def _build_group(
+    rows: IntArray,  # [tiles, tile_rows]
+    positions: IntArray,  # [tiles, tile_rows]
+    blocks: _Blocks,
+    slots: IntArray,
+    window: int | None,
+) -> TileGroup:
+    ranks = np.arange(blocks.number[0])
+    rank_counts = (blocks.number[:, None] > ranks).sum(0)
+    item_rank, item_tile = _repeat_with_rank(rank_counts)
+
+    first_positions = (blocks.first[item_tile] + item_rank) * KEY_BLOCK_LEN
+    key_positions = first_positions[:, None] + np.arange(KEY_BLOCK_LEN)
+    is_stored = key_positions < blocks.slot_len[item_tile][:, None]
+    slot_index = blocks.slot_start[item_tile][:, None] + key_positions
     item_slots = np.where(is_stored, slots[np.minimum(slot_index, len(slots) - 1)], 0)
 
-    distance = tile_positions[item_tile][:, :, None] - key_positions[:, None, :]
+    distance = positions[item_tile][:, :, None] - key_positions[:, None, :]
     visible = distance >= 0
     if window:
         visible &= distance < window
-    ranks = np.arange(num_blocks.max())
-    tile_items = _starts(num_blocks)[:, None] + np.where(ranks < num_blocks[:, None], ranks, 0)
-    return TileGroup(tile_rows, rows[lane], item_tile, item_slots, visible, tile_items)
-
-
-def _split(group: TileGroup, max_lanes: int) -> list[TileGroup]:
-    """Split a group between tiles so that each part holds about `max_lanes` lanes of items."""
-    if group.num_items * group.tile_rows <= max_lanes:
-        return [group]
-    lanes_before = np.arange(group.num_items) * group.tile_rows
-    first_items = group.tile_items[:, 0]
-    part_of_tile = lanes_before[first_items] // max_lanes
-    bounds = [0, *(np.flatnonzero(np.diff(part_of_tile)) + 1).tolist(), group.num_tiles]
-    parts = []
-    for start, stop in itertools.pairwise(bounds):
-        last = first_items[stop] if stop < group.num_tiles else group.num_items
-        items = slice(int(first_items[start]), int(last))
-        parts.append(
-            TileGroup(
-                group.tile_rows,
-                group.rows[start:stop],
-                group.item_tile[items] - start,
-                group.item_slots[items],
-                group.visible[items],
-                group.tile_items[start:stop] - first_items[start],
-            )
-        )
-    return parts
+    tiles = np.arange(len(rows))[:, None]
+    tile_items = np.where(blocks.number[:, None] > ranks, _starts(rank_counts) + tiles, tiles)
+    return TileGroup(
+        tile_rows=rows.shape[1],
+        rows=rows,
+        item_tile=item_tile,
+        item_slots=item_slots,
+        visible=visible,
+        tile_items=tile_items,
+        rank_counts=tuple(rank_counts.tolist()),
+    )
 
 
 def _starts(lens: IntArray) -> IntArray:

@@ -73,7 +73,8 @@ class _Indices:
     item_rows: Tensor  # [items * tile_rows]
     item_slots: Tensor  # [items * 128]
     item_tile: Tensor  # [items]
-    tile_items: Tensor  # [tiles * most items]
+    tile_items: Tensor  # [tiles * ranks]
+    rank_counts: tuple[int, ...]
     mask: Tensor  # [items * kv_heads, tile_rows * group_size, 128] 0 or -inf
 
 
@@ -114,13 +115,22 @@ def _attend_group(
     row_max = block_max.view(num_tiles, -1, lanes).amax(1).index_select(0, group.item_tile)
     weights = scores.sub_(row_max.view(num_items * kv_heads, tile_heads, 1)).exp_()
 
-    total = weights.new_zeros(num_tiles, lanes)
-    total.index_add_(0, group.item_tile, weights.sum(-1).view(num_items, lanes))
-    mixed = weights.new_zeros(num_tiles, lanes, head_dim)
-    mixed.index_add_(0, group.item_tile, torch.bmm(weights, v).view(num_items, lanes, head_dim))
+    total = _add_by_rank(weights.sum(-1).view(num_items, lanes), group)
+    products = torch.bmm(weights, v).view(num_items, lanes, head_dim)
+    mixed = _add_by_rank(products, group)
     mixed.div_(total.unsqueeze(-1))
     mixed = mixed.view(num_tiles, kv_heads, tile_rows, shape.group_size, head_dim).transpose(1, 2)
     return mixed.reshape(num_tiles * tile_rows, shape.num_heads * head_dim)
+
+
+def _add_by_rank(of_items: Tensor, group: _Indices) -> Tensor:
+    """Sum over each tile's items in ascending order of blocks: [items, ...] -> [tiles, ...]."""
+    sums = of_items[: group.num_tiles]
+    start = group.num_tiles
+    for count in group.rank_counts[1:]:
+        sums[:count].add_(of_items[start : start + count])
+        start += count
+    return sums
 
 
 def _by_head(stored: Tensor, num_items: int) -> Tensor:
@@ -143,6 +153,7 @@ def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
         item_slots=_flat(group.item_slots),
         item_tile=_flat(group.item_tile),
         tile_items=_flat(group.tile_items),
+        rank_counts=group.rank_counts,
         mask=mask.reshape(
             group.num_items * shape.kv_heads, group.tile_rows * shape.group_size, KEY_BLOCK_LEN
         ),
