@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,7 @@ class LineTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -117,6 +119,8 @@ class FakeEngine:
         )
         self.gate = asyncio.Event()
         self.gate.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.submitted: list[Submit] = []
         self.cancelled: list[str] = []
         self.num_running = 0
@@ -159,10 +163,8 @@ class FakeEngine:
     async def stop(self, drain_s: float) -> None:
         self._state = "draining"
         self.stopped_with = drain_s
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + drain_s
-        while self.num_running and loop.time() < end_s:
-            await asyncio.sleep(0.005)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), drain_s)
         self.failure, self.fail_after = Failed("", "RequestCancelledError", "drained"), 0
         self.gate.set()
 
@@ -174,6 +176,7 @@ class FakeEngine:
     async def submit(self, request: Submit) -> AsyncGenerator[RequestEvent, None]:
         self.submitted.append(request)
         self.num_running += 1
+        self._idle.clear()
         is_done = False
         try:
             for number, event in enumerate(self._events(request)):
@@ -187,6 +190,8 @@ class FakeEngine:
             is_done = True
         finally:
             self.num_running -= 1
+            if self.num_running == 0:
+                self._idle.set()
             if not is_done:
                 self.cancelled.append(request.request_id)
 

@@ -41,6 +41,7 @@ class PromptTemplate(Protocol):
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],  # Any: what the template understands
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
