@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slipstream.tokenization.detokenizer import IncrementalDetokenizer
@@ -22,6 +22,7 @@ from tests.unit.tokenization.vocabularies import (
 )
 
 KINDS = ("smollm", "llama-bpe", "sentencepiece")
+ADDED_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "<unk>", "<s>", "</s>")
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"))
 # Mostly bytes of multi-byte characters, so that sequences are nearly valid.
@@ -50,10 +51,26 @@ def stream(detokenizer: IncrementalDetokenizer, tokens: Sequence[int]) -> list[s
 @settings(deadline=None, max_examples=100)
 @given(text=TEXTS, kind=st.sampled_from(KINDS))
 def test_decoding_an_encoding_gives_the_text_back(text: str, kind: str) -> None:
+    # Written-out added tokens are structure, not text.
+    assume(not any(token in text for token in ADDED_TOKENS))
+
     ids = tokenizer(kind).encode(text)
 
     assert tokenizer(kind).decode(ids) == text
     assert "".join(stream(IncrementalDetokenizer(tokenizer(kind)), ids)) == text
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    parts=st.lists(TEXTS | st.sampled_from(ADDED_TOKENS)), kind=st.sampled_from(["smollm", "gpt-2"])
+)
+def test_a_byte_level_encoding_keeps_written_special_tokens_too(
+    parts: list[str], kind: str
+) -> None:
+    text = "".join(parts)
+    ids = tokenizer(kind).encode(text)
+
+    assert tokenizer(kind).decode(ids, skip_special=False) == text
 
 
 @settings(deadline=None, max_examples=200)
