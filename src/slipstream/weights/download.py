@@ -15,7 +15,6 @@ from slipstream.weights.disk import disk_errors, require_space
 from slipstream.weights.manifest import sha256_of
 from slipstream.weights.progress import Progress
 
-_CHUNK_BYTES = 1 << 18
 _MAX_ATTEMPTS = 5
 _TIMEOUT = httpx.Timeout(30.0)
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -39,12 +38,12 @@ class Downloader:
         headers: Sent with every request, such as a bearer token; not sent on to another host
             after a redirect.
         num_parallel: Files fetched at the same time.
-        first_backoff_s: Wait before the second attempt; doubles with every further one.
+        backoff_s: Wait before another attempt; doubles while attempts bring nothing.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     num_parallel: int = 4
-    first_backoff_s: float = 0.5
+    backoff_s: float = 0.5
 
     def fetch(
         self, files: Sequence[RemoteFile], folder: Path, progress: Progress
@@ -74,7 +73,7 @@ class Downloader:
                 ThreadPoolExecutor(self.num_parallel) as pool,
             ):
                 fetches = [_Fetch(file, folder, client, progress, cancelled) for file in files]
-                futures = [pool.submit(fetch.run, self.first_backoff_s) for fetch in fetches]
+                futures = [pool.submit(fetch.run, self.backoff_s) for fetch in fetches]
                 try:
                     wait(futures, return_when=FIRST_EXCEPTION)
                 finally:
@@ -123,22 +122,24 @@ class _Fetch:
             self._part.replace(self._target)
 
     def _attempts(self, backoff_s: float) -> None:
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
+        """Try until the file is there; give up after several attempts that brought nothing."""
+        num_fruitless = 0
+        while True:
+            before = self._part_bytes()
             try:
                 return self._attempt()
             except _BrokenOffError as error:
-                if attempt == _MAX_ATTEMPTS:
+                num_fruitless = 0 if self._part_bytes() > before else num_fruitless + 1
+                if num_fruitless == _MAX_ATTEMPTS:
                     raise WeightsError(
-                        f"cannot fetch {self._file.url}: {error} ({attempt} attempts)",
+                        f"cannot fetch {self._file.url}: {error} ({num_fruitless} attempts)",
                         hint="check the connection and start again; what was fetched is kept",
                     ) from error
-                if self._cancelled.wait(backoff_s):
+                if self._cancelled.wait(backoff_s * 2**num_fruitless):
                     raise _CancelledError from error
-                backoff_s *= 2
-        return None
 
     def _attempt(self) -> None:
-        start = self._part.stat().st_size if self._part.exists() else 0
+        start = self._part_bytes()
         if start and start == self._file.num_bytes:
             return
         headers = {"Accept-Encoding": "identity"}
@@ -160,7 +161,7 @@ class _Fetch:
 
     def _receive(self, response: httpx.Response) -> None:
         with self._part.open("ab") as part:
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
+            for chunk in response.iter_raw():
                 if self._cancelled.is_set():
                     raise _CancelledError
                 part.write(chunk)
@@ -197,6 +198,9 @@ class _Fetch:
         if self._file.sha256 is None or not self._target.is_file():
             return False
         return sha256_of(self._target) == self._file.sha256.lower()
+
+    def _part_bytes(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
 
     def _restart(self) -> None:
         if self._part.exists():

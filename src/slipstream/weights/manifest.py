@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             for name, entry in content["files"].items()
         }
         return Manifest(str(content["source"]), files, content["revision"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise WeightsError(
