@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 ROOT = -1
+
+_NO_CHILDREN: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +16,14 @@ class DraftTree:
     """Proposed tokens as a tree below the anchor; the root itself is not a node.
 
     Nodes are in topological order (a parent comes before its children), and siblings carry
-    different tokens.
+    different tokens. Building one costs O(nodes); every look-up below is O(1) or O(depth).
 
     Attributes:
         tokens: [nodes] proposed token ids.
         parents: [nodes] index of the parent node, or -1 for the root.
         scores: [nodes] estimated probability that the node is accepted, in [0, 1].
         sources: [nodes] names of the drafters that proposed the node.
+        depths: [nodes] distance to the root; a child of the root has depth 1. Derived.
 
     Raises:
         ValueError: The arrays do not form such a tree.
@@ -29,6 +33,8 @@ class DraftTree:
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     sources: tuple[frozenset[str], ...] = ()
+    depths: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _children: Mapping[int, dict[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         num_nodes = len(self.tokens)
@@ -37,17 +43,24 @@ class DraftTree:
                 f"a draft tree needs arrays of one length, got tokens {num_nodes}, parents "
                 f"{len(self.parents)}, scores {len(self.scores)}, sources {len(self.sources)}"
             )
-        seen: set[tuple[int, int]] = set()
-        for node, (token, parent, score) in enumerate(
-            zip(self.tokens, self.parents, self.scores, strict=True)
-        ):
+        depths: list[int] = []
+        children: dict[int, dict[int, int]] = {}
+        nodes = zip(self.tokens, self.parents, self.scores, strict=True)
+        for node, (token, parent, score) in enumerate(nodes):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}; parents must come first")
-            if (parent, token) in seen:
+            siblings = children.get(parent)
+            if siblings is None:
+                children[parent] = {token: node}
+            elif token in siblings:
                 raise ValueError(f"node {node} repeats token {token} below parent {parent}")
+            else:
+                siblings[token] = node
             if token < 0 or not 0.0 <= score <= 1.0:
                 raise ValueError(f"node {node} has token {token} and score {score}")
-            seen.add((parent, token))
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        object.__setattr__(self, "depths", tuple(depths))
+        object.__setattr__(self, "_children", children)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], scores: Sequence[float], source: str) -> DraftTree:
@@ -63,25 +76,22 @@ class DraftTree:
         return len(self.tokens)
 
     @property
-    def depths(self) -> tuple[int, ...]:
-        """[nodes] distance to the root; a child of the root has depth 1."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return tuple(depths)
-
-    @property
     def depth(self) -> int:
         """Length of the longest branch; 0 for the empty tree."""
         return max(self.depths, default=0)
 
-    def children(self, node: int) -> dict[int, int]:
-        """Token -> child node, for the children of `node` (-1 is the root)."""
-        return {
-            self.tokens[child]: child
-            for child, parent in enumerate(self.parents)
-            if parent == node
-        }
+    @property
+    def is_chain(self) -> bool:
+        """Whether the tree has at most one branch."""
+        return self.depth == len(self.tokens)
+
+    def children(self, node: int) -> Mapping[int, int]:
+        """Token -> child node, for the children of `node` (-1 is the root); not to be changed."""
+        return self._children.get(node, _NO_CHILDREN)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` (-1 is the root) that carries `token`, if there is one."""
+        return self._children.get(node, _NO_CHILDREN).get(token)
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root's child down to `node`; empty for the root."""
@@ -90,6 +100,10 @@ class DraftTree:
             nodes.append(node)
             node = self.parents[node]
         return tuple(reversed(nodes))
+
+    def path_tokens(self, node: int) -> tuple[int, ...]:
+        """Tokens from the root's child down to `node`; empty for the root."""
+        return tuple(self.tokens[step] for step in self.path(node))
 
     def keep(self, nodes: Iterable[int]) -> DraftTree:
         """The sub-tree of `nodes`, which must contain the parent of each of its nodes."""

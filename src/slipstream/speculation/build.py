@@ -1,0 +1,128 @@
+"""From the section `speculation` to guarded drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from slipstream.clock import Clock
+from slipstream.config.speculation import (
+    DrafterConfig,
+    DraftModelConfig,
+    NgramConfig,
+    SpeculationConfig,
+    SuffixConfig,
+)
+from slipstream.errors import ConfigError
+from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.drafters.ngram import NgramDrafter, NgramRules
+from slipstream.speculation.drafters.suffix.drafter import SuffixDrafter, SuffixRules
+from slipstream.speculation.guard import DrafterEvents, GuardedDrafter, GuardLimits
+
+if TYPE_CHECKING:  # these bring torch, which model-free drafters do without
+    from slipstream.execution.runner import Runner
+    from slipstream.kv.cache import KvCache
+    from slipstream.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelParts:
+    """What a draft model runs on; the engine loads and owns it.
+
+    Attributes:
+        runner: The draft model with its own KV storage.
+        kv: Pages of that storage.
+        sampler: Over the target's vocabulary.
+        max_len: Longest text it can draft for.
+    """
+
+    runner: Runner
+    kv: KvCache
+    sampler: Sampler
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterResources:
+    """What a drafter may need besides its configuration.
+
+    Attributes:
+        vocab_size: Token ids that the target can draw are below it.
+        eos_token_ids: Tokens that end an output.
+        draft_models: Parts by the name of the instance that needs them.
+    """
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    draft_models: Mapping[str, DraftModelParts]
+
+
+def build_drafters(
+    config: SpeculationConfig,
+    *,
+    vocab_size: int,
+    eos_token_ids: Collection[int],
+    draft_models: Mapping[str, DraftModelParts],
+    metrics: DrafterEvents,
+    clock: Clock,
+) -> list[Drafter]:
+    """The configured drafters in order, each guarded against its own faults.
+
+    Args:
+        vocab_size, eos_token_ids, draft_models: See `DrafterResources`.
+        metrics: Is told of faults.
+
+    Raises:
+        ConfigError: An instance lacks what it needs.
+    """
+    resources = DrafterResources(vocab_size, frozenset(eos_token_ids), draft_models)
+    limits = GuardLimits(vocab_size=vocab_size)
+    return [
+        GuardedDrafter(build_drafter(item, resources), limits, clock, metrics)
+        for item in config.drafters
+    ]
+
+
+def build_drafter(config: DrafterConfig, resources: DrafterResources) -> Drafter:
+    """One drafter, unguarded."""
+    match config:
+        case NgramConfig():
+            return _build_ngram(config, resources)
+        case SuffixConfig():
+            return _build_suffix(config, resources)
+        case DraftModelConfig():
+            raise ConfigError(
+                f'speculation.drafters names "{config.name}" of kind draft_model, but this '
+                "version builds only the kinds ngram and suffix",
+                hint="Remove it from speculation.drafters or choose another kind.",
+            )
+    assert_never(config)
+
+
+def _build_ngram(config: NgramConfig, resources: DrafterResources) -> Drafter:
+    rules = NgramRules(
+        match=config.match,
+        min_n=config.min_n,
+        max_n=config.max_n,
+        max_draft_len=config.max_draft_len,
+        vocab_size=resources.vocab_size,
+        eos_token_ids=resources.eos_token_ids,
+        cut_at_eos=config.cut_at_eos,
+    )
+    return NgramDrafter(config.name, rules)
+
+
+def _build_suffix(config: SuffixConfig, resources: DrafterResources) -> Drafter:
+    rules = SuffixRules(
+        max_depth=config.max_depth,
+        max_cached_requests=config.max_cached_requests,
+        max_memory_bytes=config.max_memory_bytes,
+        max_spec_factor=config.max_spec_factor,
+        max_spec_offset=config.max_spec_offset,
+        min_token_prob=config.min_token_prob,
+        is_tree=config.tree,
+        vocab_size=resources.vocab_size,
+        eos_token_ids=resources.eos_token_ids,
+    )
+    return SuffixDrafter(config.name, rules)
