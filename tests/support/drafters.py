@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, cast
 
 from slipstream.clock import ManualClock
+from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.state import SamplingState
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
@@ -24,6 +26,50 @@ FaultKind = Literal[
     "observe_raises",
     "release_raises",
 ]
+
+
+def draft_context(
+    tokens: Sequence[int],
+    *,
+    request_id: str = "request",
+    prompt_len: int | None = None,
+    params: SamplingParams | None = None,
+    salt: str = "",
+    max_draft_len: int = 8,
+    max_draft_nodes: int = 16,
+) -> DraftContext:
+    """A context with everything but the tokens defaulted; all of them are prompt unless said."""
+    return DraftContext(
+        request_id=request_id,
+        tokens=tokens,
+        prompt_len=len(tokens) if prompt_len is None else prompt_len,
+        params=params or SamplingParams(),
+        state=SamplingState(),
+        seed=0,
+        salt=salt,
+        max_draft_len=max_draft_len,
+        max_draft_nodes=max_draft_nodes,
+    )
+
+
+def committed(
+    tokens: Sequence[int],
+    num_new: int,
+    *,
+    request_id: str = "request",
+    prompt_len: int = 1,
+    salt: str = "",
+    is_finished: bool = False,
+) -> Observation:
+    """An observation with everything but the tokens defaulted."""
+    return Observation(
+        request_id=request_id,
+        salt=salt,
+        tokens=tokens,
+        num_new=num_new,
+        prompt_len=prompt_len,
+        is_finished=is_finished,
+    )
 
 
 def true_outputs(outputs: Mapping[str, Sequence[int]]) -> Truth:
