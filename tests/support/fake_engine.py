@@ -124,6 +124,7 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.cancelled: list[str] = []
         self.num_running = 0
+        self.num_restarts = 0
         self.stopped_with: float | None = None
         self.start_error: Exception | None = None
         self._state: EngineState = "ready"

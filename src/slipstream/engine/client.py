@@ -32,6 +32,11 @@ class EngineClient(Protocol):
         """`failed` is final: the engine is gone and will not be started again."""
         ...
 
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine was started again after it had ended by itself."""
+        ...
+
     async def start(self) -> None:
         """Bring the engine up and return when it is ready.
 

@@ -12,6 +12,7 @@ class ApiMetrics:
     def __init__(self) -> None:
         self._metrics = Metrics("api")
         self._in_flight = 0
+        self._num_restarts = 0
 
     def request_started(self) -> None:
         """A request was admitted."""
@@ -36,9 +37,10 @@ class ApiMetrics:
         """A client left before its answer was complete."""
         self._metrics.count(catalogue.CLIENT_DISCONNECTS)
 
-    def engine_restarted(self) -> None:
-        """The engine process was started again."""
-        self._metrics.count(catalogue.ENGINE_RESTARTS)
+    def set_engine_restarts(self, num_restarts: int) -> None:
+        """The engine process was started again so often in all."""
+        self._metrics.count(catalogue.ENGINE_RESTARTS, num_restarts - self._num_restarts)
+        self._num_restarts = num_restarts
 
     def set_engine_state(self, state: str, known: tuple[str, ...]) -> None:
         """Mark `state` among all `known` ones."""

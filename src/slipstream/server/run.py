@@ -142,7 +142,8 @@ async def _until_stopped(
 async def _run_engine(service: Service, hooks: Hooks) -> None:
     """Start the engine, then watch it; ends only by raising."""
     await service.engine.start()
-    info = service.ready_info()
+    info = service.engine.info
+    assert info is not None  # a started engine has told what it is, even if it failed since
     _LOGGER.info("the engine is ready", extra={"fields": {"model": service.model}})
     hooks.on_ready(info)
     while service.engine.state != "failed":  # noqa: ASYNC110 - a state, not an event

@@ -127,6 +127,16 @@ async def test_metrics_of_both_processes_are_one_exposition() -> None:
 
 
 @in_loop
+async def test_restarts_of_the_engine_are_counted() -> None:
+    engine = FakeEngine()
+    async with client_of(service_over(engine)) as client:
+        for num_restarts in (0, 2, 3):
+            engine.num_restarts = num_restarts
+            text = (await client.get("/metrics")).text
+            assert f"slipstream_engine_restarts_total {num_restarts}.0" in text
+
+
+@in_loop
 async def test_metrics_are_served_without_an_engine_that_answers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

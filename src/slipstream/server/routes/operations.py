@@ -59,6 +59,7 @@ async def _version(service: Service, _request: Request) -> Response:
 async def _metrics(service: Service, _request: Request) -> Response:
     """This process' metrics and the engine's; without the latter while it does not answer."""
     info = service.engine.info
+    service.metrics.set_engine_restarts(service.engine.num_restarts)
     service.metrics.set_engine_state(service.engine.state, get_args(EngineState))
     if info is not None:
         service.metrics.set_build(service.version, service.model, info.fingerprint)
