@@ -1,0 +1,192 @@
+"""A drafter's faults stay with the drafter."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from slipstream.clock import ManualClock
+from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.guard import GuardedDrafter, GuardLimits
+from slipstream.speculation.tree import EMPTY_TREE
+from tests.support.drafters import (
+    FaultKind,
+    FaultyDrafter,
+    RecordingDrafter,
+    ScriptedDrafter,
+    committed,
+    draft_context,
+)
+
+VOCAB_SIZE = 100
+CONTEXTS = [draft_context([1, 2, 3], request_id=name) for name in ("a", "b")]
+LIMITS = GuardLimits(vocab_size=VOCAB_SIZE, budget_s=1.0, backoff_s=2.0, max_faults=3, num_good=2)
+
+
+class RecordedEvents:
+    """Remembers what the guard reports."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.active: list[bool] = []
+
+    def count_drafter_fault(self, name: str, kind: str) -> None:
+        self.faults.append(kind)
+
+    def set_drafter_active(self, name: str, *, is_active: bool) -> None:
+        self.active.append(is_active)
+
+
+def _guard(
+    drafter: Drafter, clock: ManualClock, events: RecordedEvents | None = None
+) -> GuardedDrafter:
+    return GuardedDrafter(drafter, LIMITS, clock, events or RecordedEvents())
+
+
+def test_sound_proposals_pass_unchanged() -> None:
+    drafter = ScriptedDrafter({3: [4, 5]})
+    trees = _guard(drafter, ManualClock()).propose(CONTEXTS)
+    assert [tree.tokens for tree in trees] == [(4, 5), (4, 5)]
+
+
+def test_name_and_needs_are_the_drafters() -> None:
+    guard = _guard(ScriptedDrafter({}, name="mine"), ManualClock())
+    assert guard.name == "mine"
+    assert guard.needs == ScriptedDrafter({}).needs
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("raises", "raised"),
+        ("slow", "timed_out"),
+        ("too_few", "invalid"),
+        ("too_many", "invalid"),
+        ("not_a_tree", "invalid"),
+        ("unknown_token", "invalid"),
+        ("too_deep", "invalid"),
+        ("too_wide", "invalid"),
+    ],
+)
+def test_a_faulty_proposal_benches_the_drafter_and_requests_go_on_plainly(
+    fault: FaultKind, kind: str
+) -> None:
+    clock, events = ManualClock(), RecordedEvents()
+    drafter = FaultyDrafter(fault, clock=clock)
+    guard = _guard(drafter, clock, events)
+    assert guard.propose(CONTEXTS) == [EMPTY_TREE, EMPTY_TREE]
+    assert guard.is_benched
+    assert events.faults == [kind]
+    assert events.active == [False]
+
+
+def test_a_token_id_at_the_end_of_the_vocabulary_is_unknown() -> None:
+    last = ScriptedDrafter({3: [VOCAB_SIZE - 1]})
+    beyond = ScriptedDrafter({3: [VOCAB_SIZE]})
+    assert _guard(last, ManualClock()).propose(CONTEXTS)[0]
+    assert not _guard(beyond, ManualClock()).propose(CONTEXTS)[0]
+
+
+def test_a_benched_drafter_is_not_asked() -> None:
+    clock = ManualClock()
+    drafter = FaultyDrafter("raises")
+    guard = _guard(drafter, clock)
+    guard.propose(CONTEXTS)
+    clock.advance(LIMITS.backoff_s - 0.1)
+    guard.propose(CONTEXTS)
+    guard.observe([committed([1, 2], 1)])
+    assert drafter.num_proposals == 1
+    assert not drafter.observations
+
+
+def test_it_is_tried_again_after_the_back_off_and_reported_active() -> None:
+    clock, events = ManualClock(), RecordedEvents()
+    drafter = FaultyDrafter("raises", is_failing=lambda call: call == 0)
+    guard = _guard(drafter, clock, events)
+    guard.propose(CONTEXTS)
+    clock.advance(LIMITS.backoff_s)
+    guard.propose(CONTEXTS)
+    assert not guard.is_benched
+    assert events.active == [False, True]
+
+
+def test_the_back_off_doubles_with_each_fault_in_a_row() -> None:
+    clock = ManualClock()
+    guard = _guard(FaultyDrafter("raises"), clock)
+    guard.propose(CONTEXTS)
+    clock.advance(LIMITS.backoff_s)
+    guard.propose(CONTEXTS)
+    clock.advance(2 * LIMITS.backoff_s - 0.1)
+    assert guard.is_benched
+    clock.advance(0.1)
+    assert not guard.is_benched
+
+
+def test_after_too_many_faults_it_stays_benched() -> None:
+    clock = ManualClock()
+    drafter = FaultyDrafter("raises")
+    guard = _guard(drafter, clock)
+    for _ in range(10):
+        guard.propose(CONTEXTS)
+        clock.advance(1e6)
+    assert guard.is_benched_for_good
+    assert drafter.num_proposals == LIMITS.max_faults
+
+
+def test_good_proposals_clear_the_record() -> None:
+    clock = ManualClock()
+    drafter = FaultyDrafter("raises", is_failing=lambda call: call % 3 == 0)
+    guard = _guard(drafter, clock)
+    for _ in range(30):
+        guard.propose(CONTEXTS)
+        clock.advance(LIMITS.backoff_s)
+    assert not guard.is_benched_for_good
+
+
+def test_benching_drops_the_state_of_all_live_requests() -> None:
+    drafter = FaultyDrafter("raises")
+    _guard(drafter, ManualClock()).propose(CONTEXTS)
+    assert drafter.released == ["a", "b"]
+
+
+def test_release_reaches_a_benched_drafter() -> None:
+    drafter = FaultyDrafter("raises")
+    guard = _guard(drafter, ManualClock())
+    guard.propose(CONTEXTS)
+    drafter.released.clear()
+    guard.release(["a"])
+    assert drafter.released == ["a"]
+
+
+@pytest.mark.parametrize("fault", ["observe_raises", "release_raises"])
+def test_faults_outside_proposals_bench_too(fault: FaultKind) -> None:
+    events = RecordedEvents()
+    guard = _guard(FaultyDrafter(fault), ManualClock(), events)
+    guard.observe([committed([1, 2], 1, request_id="a")])
+    guard.release(["a"])
+    assert guard.is_benched
+    assert set(events.faults) == {"raised"}
+
+
+def test_a_drafter_that_cannot_tell_its_size_counts_as_empty() -> None:
+    class Sizeless(RecordingDrafter):
+        def memory_bytes(self) -> int:
+            raise RuntimeError("no size")
+
+    assert _guard(Sizeless(), ManualClock()).memory_bytes() == 0
+
+
+def test_each_benching_is_logged_once_with_name_reason_and_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="slipstream.speculation")
+    guard = _guard(FaultyDrafter("raises", name="mine"), ManualClock())
+    guard.propose(CONTEXTS)
+    guard.propose(CONTEXTS)
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert 'drafter "mine" raised' in message
+    assert "for 2 s" in message
+    assert "asked to fail" in message
+    assert record.exc_info is not None
