@@ -174,10 +174,13 @@ class ModelCache:
         compare_checksums(expected, on_bytes)
 
     def _publish(self, staging: Path, folder: Path, source: str, fetched: Fetched) -> None:
-        for path in staging.rglob("*"):
-            name = path.relative_to(staging).as_posix()
-            if not path.is_dir() and name not in fetched.checksums:
-                path.unlink()
+        kept = {staging / name for name in fetched.checksums}
+        needed = kept | {folder for path in kept for folder in path.parents}
+        for path in list(staging.rglob("*")):
+            if path not in needed and path.is_dir():
+                shutil.rmtree(path)
+            elif path not in needed:
+                path.unlink(missing_ok=True)  # its folder may be gone already
         for name in fetched.checksums:
             (staging / name).chmod(_READ_ONLY)
         write_manifest(staging, source, fetched.checksums, fetched.revision)

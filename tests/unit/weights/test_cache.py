@@ -61,6 +61,8 @@ def test_pulled_files_are_read_only(cache: ModelCache) -> None:
 def test_what_is_not_part_of_the_model_is_left_out(cache: ModelCache) -> None:
     def fetch(staging: Path) -> Fetched:
         (staging / "leftover.part").touch()
+        (staging / "folder" / "deep").mkdir(parents=True)
+        (staging / "folder" / "deep" / "leftover").touch()
         return bringing(b"weights")(staging)
 
     folder = cache.pull(SOURCE, fetch, SilentProgress())
