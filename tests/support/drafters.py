@@ -292,3 +292,17 @@ class FaultyDrafter(RecordingDrafter):
         super().release(request_ids)
         if self._fault == "release_raises":
             raise RuntimeError("the faulty drafter was asked to fail in release")
+
+
+class RecordedEvents:
+    """Stands in for the metrics: remembers what a guard reports."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.active: list[bool] = []
+
+    def count_drafter_fault(self, name: str, kind: str) -> None:
+        self.faults.append(kind)
+
+    def set_drafter_active(self, name: str, *, is_active: bool) -> None:
+        self.active.append(is_active)

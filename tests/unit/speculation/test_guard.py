@@ -13,6 +13,7 @@ from slipstream.speculation.tree import EMPTY_TREE
 from tests.support.drafters import (
     FaultKind,
     FaultyDrafter,
+    RecordedEvents,
     RecordingDrafter,
     ScriptedDrafter,
     committed,
@@ -22,20 +23,6 @@ from tests.support.drafters import (
 VOCAB_SIZE = 100
 CONTEXTS = [draft_context([1, 2, 3], request_id=name) for name in ("a", "b")]
 LIMITS = GuardLimits(vocab_size=VOCAB_SIZE, budget_s=1.0, backoff_s=2.0, max_faults=3, num_good=2)
-
-
-class RecordedEvents:
-    """Remembers what the guard reports."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-        self.active: list[bool] = []
-
-    def count_drafter_fault(self, name: str, kind: str) -> None:
-        self.faults.append(kind)
-
-    def set_drafter_active(self, name: str, *, is_active: bool) -> None:
-        self.active.append(is_active)
 
 
 def _guard(
