@@ -27,7 +27,7 @@ from slipstream.kv.cache import KvCache
 from slipstream.kv.storage import KvStorage
 from slipstream.observability.engine_metrics import EngineMetrics
 from slipstream.sampling.sampler import Sampler
-from slipstream.speculation.build import DraftModelParts, build_drafters
+from slipstream.speculation.build import build_drafters
 from slipstream.speculation.control import (
     CostController,
     DraftLimit,
@@ -36,6 +36,7 @@ from slipstream.speculation.control import (
 )
 from slipstream.speculation.cost import StepCost
 from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.drafters.draft_model.parts import DraftModelParts
 from slipstream.speculation.propose import Proposer
 
 
@@ -144,6 +145,8 @@ def _draft_parts(
             kv=kv,
             sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
             max_len=loaded.max_model_len,
+            kv_bytes_per_token=loaded.kv_bytes_per_token(config.memory.draft_kv_dtype),
+            weight_bytes=loaded.model.weight_bytes,
         )
     return parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from slipstream.clock import Clock
 from slipstream.config.speculation import (
@@ -16,31 +16,10 @@ from slipstream.config.speculation import (
 )
 from slipstream.errors import ConfigError
 from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.drafters.draft_model.parts import DraftModelParts, DraftModelRules
 from slipstream.speculation.drafters.ngram import NgramDrafter, NgramRules
 from slipstream.speculation.drafters.suffix.drafter import SuffixDrafter, SuffixRules
 from slipstream.speculation.guard import DrafterEvents, GuardedDrafter, GuardLimits
-
-if TYPE_CHECKING:  # these bring torch, which model-free drafters do without
-    from slipstream.execution.runner import Runner
-    from slipstream.kv.cache import KvCache
-    from slipstream.sampling.sampler import Sampler
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModelParts:
-    """What a draft model runs on; the engine loads and owns it.
-
-    Attributes:
-        runner: The draft model with its own KV storage.
-        kv: Pages of that storage.
-        sampler: Over the target's vocabulary.
-        max_len: Longest text it can draft for.
-    """
-
-    runner: Runner
-    kv: KvCache
-    sampler: Sampler
-    max_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +71,7 @@ def build_drafter(config: DrafterConfig, resources: DrafterResources) -> Drafter
         case SuffixConfig():
             return _build_suffix(config, resources)
         case DraftModelConfig():
-            raise ConfigError(
-                f'speculation.drafters names "{config.name}" of kind draft_model, but this '
-                "version builds only the kinds ngram and suffix",
-                hint="Remove it from speculation.drafters or choose another kind.",
-            )
+            return _build_draft_model(config, resources)
     assert_never(config)
 
 
@@ -126,3 +101,18 @@ def _build_suffix(config: SuffixConfig, resources: DrafterResources) -> Drafter:
         eos_token_ids=resources.eos_token_ids,
     )
     return SuffixDrafter(config.name, rules)
+
+
+def _build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> Drafter:
+    # Imported here because it brings torch, which model-free drafters do without.
+    from slipstream.speculation.drafters.draft_model.drafter import DraftModelDrafter
+
+    parts = resources.draft_models.get(config.name)
+    if parts is None:
+        raise ConfigError(
+            f'speculation.drafters names "{config.name}" of kind draft_model, but no draft model '
+            f"of that name is loaded; loaded are: {', '.join(resources.draft_models) or 'none'}",
+            hint="Remove it from speculation.drafters or choose another kind.",
+        )
+    rules = DraftModelRules(num_children=config.num_children, max_draft_len=config.max_draft_len)
+    return DraftModelDrafter(config.name, parts, rules)
