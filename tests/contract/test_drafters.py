@@ -11,6 +11,7 @@ import pytest
 from slipstream.config.speculation import DrafterConfig, NgramConfig, SuffixConfig
 from slipstream.speculation.build import DrafterResources, build_drafter
 from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.drafters.draft_model.parts import DraftModelRules
 from slipstream.speculation.tree import DraftTree
 from tests.support.draft_models import make_draft_model
 from tests.support.drafters import committed, draft_context
@@ -37,7 +38,10 @@ CASES: dict[str, Callable[[], Drafter]] = {
     "ngram longest_latest": _configured(NgramConfig(name=NAME, match="longest_latest")),
     "suffix chain": _suffix(tree=False),
     "suffix tree": _suffix(tree=True),
-    "draft_model": lambda: make_draft_model(name=NAME).drafter,
+    "draft_model chain": lambda: make_draft_model(name=NAME).drafter,
+    "draft_model tree": lambda: (
+        make_draft_model(rules=DraftModelRules(num_children=3, max_draft_len=4), name=NAME).drafter
+    ),
 }
 
 
