@@ -24,7 +24,10 @@ from hypothesis.stateful import (
 from slipstream.kv.cache import KvCache, Lease, OutOfPages
 from tests.support.prefix_model import SALTS, TOKENS, Prefix, PrefixModel, page_prefixes
 
-LAW_SETTINGS = settings(max_examples=80, stateful_step_count=30, deadline=None)
+ALL = 99
+LENGTHS = st.sampled_from([ALL, ALL, ALL, *range(12)])
+MOSTLY = st.sampled_from([True, True, True, False])
+LAW_SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 @dataclass
@@ -42,9 +45,9 @@ class CacheMachine(RuleBasedStateMachine):
     """Opens, fills, speculates, publishes, preempts and evicts, in any order."""
 
     @initialize(
-        num_pages=st.integers(2, 12),
+        num_pages=st.integers(3, 16),
         page_size=st.integers(1, 3),
-        prefix_cache=st.sampled_from([True, True, True, False]),
+        prefix_cache=MOSTLY,
     )
     def start(self, num_pages: int, page_size: int, prefix_cache: bool) -> None:
         self.cache = KvCache(num_pages, page_size, prefix_cache=prefix_cache)
@@ -56,29 +59,22 @@ class CacheMachine(RuleBasedStateMachine):
         self.written: dict[int, Prefix] = {}
 
     @precondition(lambda self: len(self.leases) < 4)
-    @rule(tokens=TOKENS, salt=SALTS, use_prefix=st.sampled_from([True, True, False]))
-    def open(self, tokens: list[int], salt: str, use_prefix: bool) -> None:
+    @rule(tokens=TOKENS, salt=SALTS, use_prefix=MOSTLY, num_rows=LENGTHS)
+    def open(self, tokens: list[int], salt: str, use_prefix: bool, num_rows: int) -> None:
         name = next(name for name in "wxyz" if name not in self.leases)
         lease = self.cache.open(name, tokens, salt, use_prefix=use_prefix)
         expected = self.prefixes.hit_len(salt, tokens[:-1], self.page_size) if use_prefix else 0
         assert lease.num_cached == lease.num_tokens == expected
         num_pages = expected // self.page_size
-        self.leases[name] = LeaseModel(lease, salt, tokens, expected, num_pages, num_pages)
+        model = LeaseModel(lease, salt, tokens, expected, num_pages, num_pages)
+        self.leases[name] = model
+        self._prefill(model, num_rows)
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), count=st.integers(1, 9) | st.just(99))
-    def prefill(self, data: st.DataObject, count: int) -> None:
+    @rule(data=st.data(), draft=TOKENS, is_rolled_back=st.booleans())
+    def speculate(self, data: st.DataObject, draft: list[int], is_rolled_back: bool) -> None:
         model = self._draw_lease(data)
-        count = min(count, len(model.tokens) - model.num_tokens)
-        if self._reserve(model, count):
-            self._write(model, list(range(count)), model.tokens[model.num_tokens :][:count])
-            self._commit(model, count)
-
-    @precondition(lambda self: self.leases)
-    @rule(data=st.data(), draft=TOKENS)
-    def speculate(self, data: st.DataObject, draft: list[int]) -> None:
-        model = self._draw_lease(data)
-        if model.num_tokens < len(model.tokens) or not self._reserve(model, len(draft)):
+        if not self._prefill(model, ALL) or not self._reserve(model, len(draft)):
             return
         kept = sorted(data.draw(st.sets(st.integers(0, len(draft) - 1)), label="kept"))
         kept_tokens = [draft[offset] for offset in kept]
@@ -89,28 +85,27 @@ class CacheMachine(RuleBasedStateMachine):
             self.written[target] = self.written[source]
         model.tokens = model.tokens + kept_tokens
         self._commit(model, len(kept))
+        if is_rolled_back:
+            self._rollback(model)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def rollback(self, data: st.DataObject) -> None:
-        model = self._draw_lease(data)
-        model.lease.rollback()
-        model.num_reserved = 0
-        model.num_pages = -(-model.num_tokens // self.page_size)
+        self._rollback(self._draw_lease(data))
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), known_len=st.just(99) | st.integers(0, 30))
+    @rule(data=st.data(), known_len=LENGTHS)
     def publish(self, data: st.DataObject, known_len: int) -> None:
         model = self._draw_lease(data)
-        model.lease.publish(model.tokens[:known_len])
+        model.lease.publish([*model.tokens, 0, 0, 0][:known_len])
         self._publish(model, known_len)
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), known_len=st.none() | st.just(99) | st.integers(0, 30))
+    @rule(data=st.data(), known_len=LENGTHS | st.none())
     def close_or_preempt(self, data: st.DataObject, known_len: int | None) -> None:
         model = self._draw_lease(data)
         name = model.lease.request_id
-        model.lease.close(None if known_len is None else model.tokens[:known_len])
+        model.lease.close(None if known_len is None else [*model.tokens, 0, 0][:known_len])
         self._publish(model, known_len or 0)
         if model.num_published_pages:
             self.prefixes.touch(self._locked_by(model))
@@ -178,6 +173,19 @@ class CacheMachine(RuleBasedStateMachine):
             self.written[slot] = ("rejected", ())
         for index, offset in enumerate(kept):
             self.written[slots[offset]] = (model.salt, (*committed, *tokens[: index + 1]))
+
+    def _prefill(self, model: LeaseModel, num_rows: int) -> bool:
+        count = min(num_rows, len(model.tokens) - model.num_tokens)
+        if not self._reserve(model, count):
+            return False
+        self._write(model, list(range(count)), model.tokens[model.num_tokens :][:count])
+        self._commit(model, count)
+        return True
+
+    def _rollback(self, model: LeaseModel) -> None:
+        model.lease.rollback()
+        model.num_reserved = 0
+        model.num_pages = -(-model.num_tokens // self.page_size)
 
     def _commit(self, model: LeaseModel, count: int) -> None:
         model.lease.commit(count)

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 from slipstream.kv.radix import RadixNode, RadixTree
 from tests.support.prefix_model import SALTS, TOKENS, Prefix, PrefixModel, page_prefixes
 
-LAW_SETTINGS = settings(max_examples=80, stateful_step_count=30, deadline=None)
+LAW_SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 class RadixMachine(RuleBasedStateMachine):
