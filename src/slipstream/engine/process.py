@@ -80,6 +80,11 @@ class ProcessEngineClient:
     def is_ready(self) -> bool:
         return self.state == "ready"
 
+    @property
+    def process_id(self) -> int | None:
+        """Of the child; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
     async def start(self) -> None:
         """Start the child and wait until it is ready.
 

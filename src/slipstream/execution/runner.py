@@ -52,7 +52,7 @@ class Runner:
     def numerics(self) -> dict[str, str]:
         """What decides the bits of a result besides the weights; part of the fingerprint."""
         return {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "isa": torch.backends.cpu.get_cpu_capability(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "kv_dtype": str(self.storage.dtype).removeprefix("torch."),
