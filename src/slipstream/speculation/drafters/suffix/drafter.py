@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation
 from slipstream.speculation.drafters.suffix.automaton import IndexedSequence, SuffixAutomaton
+from slipstream.speculation.drafters.suffix.calibrate import calibrated_scores
 from slipstream.speculation.drafters.suffix.ledger import Ledger
 from slipstream.speculation.drafters.suffix.memory import SharedMemory
-from slipstream.speculation.drafters.suffix.predict import Limits, Predictor
+from slipstream.speculation.drafters.suffix.predict import Continuation, Limits, Predictor
+from slipstream.speculation.merge import merge_trees
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
 _TEXT_BYTES = 2500  # an automaton without states, its arrays and a sequence
@@ -96,6 +98,8 @@ class _Output:
 class SuffixDrafter:
     """Proposes from the request's own text and from other outputs with the same salt.
 
+    Of the two chains the one goes out that promises more accepted tokens; two trees are merged.
+
     Running outputs are shared token by token, so that concurrent requests help each other;
     finished ones stay until they are evicted; what is released unfinished is forgotten. Beyond
     `max_memory_bytes` the salt that holds most loses its oldest output, so a salt that takes less
@@ -157,17 +161,25 @@ class SuffixDrafter:
     def _propose_one(self, context: DraftContext) -> DraftTree:
         limits = self._limits(context)
         text = self._text_of(context)
-        best = self._predictor.predict(text.automaton, text.own_match(), limits)
+        own = self._predictor.predict(text.automaton, text.own_match(), limits)
+        own_tree = self._tree(own, is_shared=False)
         memory = self._memories.get(context.salt)
-        if memory is not None:
-            match = memory.automaton.match(context.tokens[-self._rules.max_depth :])
-            shared = self._predictor.predict(memory.automaton, match, limits)
-            if shared.score > best.score:
-                best = shared
-        if not best.tokens:
+        if memory is None:
+            return own_tree
+        match = memory.automaton.match(context.tokens[-self._rules.max_depth :])
+        shared = self._predictor.predict(memory.automaton, match, limits)
+        shared_tree = self._tree(shared, is_shared=True)
+        if self._rules.is_tree:
+            return merge_trees([own_tree, shared_tree], limits.max_nodes, limits.max_len)
+        return max(own_tree, shared_tree, key=lambda tree: sum(tree.scores))
+
+    def _tree(self, found: Continuation, *, is_shared: bool) -> DraftTree:
+        tokens = found.tokens
+        if not tokens:
             return EMPTY_TREE
-        sources = (self._sources,) * len(best.tokens)
-        return DraftTree(tuple(best.tokens), tuple(best.parents), tuple(best.probs), sources)
+        scores = calibrated_scores(found.probs, found.parents, found.match_len, is_shared=is_shared)
+        sources = (self._sources,) * len(tokens)
+        return DraftTree(tuple(tokens), tuple(found.parents), tuple(scores), sources)
 
     def _limits(self, context: DraftContext) -> Limits:
         params = context.params
