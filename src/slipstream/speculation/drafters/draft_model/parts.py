@@ -47,5 +47,5 @@ class DraftModelRules:
 
     num_children: int
     max_draft_len: int
-    max_known_rows: int = 512
+    max_known_rows: int = 256
     least_score: float = 0.03

@@ -45,7 +45,7 @@ class CachedSequence:
     def holds_start_of(self, tokens: Sequence[int]) -> bool:
         """Whether the committed rows are those of `tokens`, with the anchor still to compute."""
         num_tokens = len(self._tokens)
-        return num_tokens < len(tokens) and list(tokens[:num_tokens]) == self._tokens
+        return num_tokens < len(tokens) and list(islice(tokens, num_tokens)) == self._tokens
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Commit the reserved rows that the text went through, and give back the others.
