@@ -42,7 +42,9 @@ def _check(automaton: SuffixAutomaton, sequences: Sequence[IndexedSequence]) -> 
             continue
         assert length == len(substring)
         assert automaton.counts[state] == counts[substring]
-        children = {token: automaton.counts[child] for token, child in automaton.children(state)}
+        children = {
+            token: automaton.counts[child] for token, child in automaton.transitions.items(state)
+        }
         expected = {
             longer[-1]: count
             for longer, count in counts.items()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from slipstream.speculation.drafters.suffix.automaton import ROOT_STATE, SuffixAutomaton
+from slipstream.speculation.drafters.suffix.automaton import SuffixAutomaton
+from slipstream.speculation.drafters.suffix.transitions import ROOT_STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,8 @@ class Predictor:
     def _grow_chain(
         self, automaton: SuffixAutomaton, state: int, room: _Room, limits: Limits
     ) -> Continuation:
-        counts, best_tokens = automaton.counts, automaton.best_tokens
-        best_children, float32 = automaton.best_children, self._float32
+        counts, float32 = automaton.counts, self._float32
+        best_tokens, best_children = automaton.transitions.tokens, automaton.transitions.targets
         min_prob, vocab_size, end_tokens = limits.min_prob, limits.vocab_size, limits.end_tokens
         tokens: list[int] = []
         probs: list[float] = []
@@ -184,7 +185,7 @@ class Predictor:
                 node = len(grown.tokens) - 1
             if depth == room.max_len or token in limits.end_tokens:
                 continue
-            for next_token, child in automaton.children(state):
+            for next_token, child in automaton.transitions.items(state):
                 prob = -negative_prob
                 if counts[child] != counts[state]:
                     float32[0] = prob * counts[child]
