@@ -162,22 +162,24 @@ class SuffixDrafter:
         limits = self._limits(context)
         text = self._text_of(context)
         own = self._predictor.predict(text.automaton, text.own_match(), limits)
-        own_tree = self._tree(own, is_shared=False)
+        own_scores = calibrated_scores(own.probs, own.parents, own.match_len, is_shared=False)
         memory = self._memories.get(context.salt)
         if memory is None:
-            return own_tree
+            return self._tree(own, own_scores)
         match = memory.automaton.match(context.tokens[-self._rules.max_depth :])
         shared = self._predictor.predict(memory.automaton, match, limits)
-        shared_tree = self._tree(shared, is_shared=True)
+        scores = calibrated_scores(shared.probs, shared.parents, shared.match_len, is_shared=True)
         if self._rules.is_tree:
-            return merge_trees([own_tree, shared_tree], limits.max_nodes, limits.max_len)
-        return max(own_tree, shared_tree, key=lambda tree: sum(tree.scores))
+            trees = [self._tree(own, own_scores), self._tree(shared, scores)]
+            return merge_trees(trees, limits.max_nodes, limits.max_len)
+        if sum(scores) > sum(own_scores):
+            return self._tree(shared, scores)
+        return self._tree(own, own_scores)
 
-    def _tree(self, found: Continuation, *, is_shared: bool) -> DraftTree:
+    def _tree(self, found: Continuation, scores: Sequence[float]) -> DraftTree:
         tokens = found.tokens
         if not tokens:
             return EMPTY_TREE
-        scores = calibrated_scores(found.probs, found.parents, found.match_len, is_shared=is_shared)
         sources = (self._sources,) * len(tokens)
         return DraftTree(tuple(tokens), tuple(found.parents), tuple(scores), sources)
 
