@@ -111,7 +111,7 @@ class EngineHarness:
                 bounds=DraftLimit(setup.max_draft_len, setup.max_draft_nodes),
                 clock=self.clock,
             ),
-            self.kv,
+            {"target": self.kv},
             queue,
             tokenizer=self.tokenizer,
             checker=RequestChecker(

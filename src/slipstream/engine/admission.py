@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slipstream.engine.messages import Submit
 from slipstream.engine.request import Phase, Request
 from slipstream.errors import ContextLengthError, InvalidRequestError, RequestTimeoutError
+from slipstream.sampling.params import check_token_ids
 
 MAX_CHOICES = 128
 
@@ -48,12 +49,8 @@ class RequestChecker:
             )
         if not 1 <= submit.n <= MAX_CHOICES:
             raise InvalidRequestError(f"n must be 1 to {MAX_CHOICES}, got {submit.n}", param="n")
-        self._check_tokens("prompt", submit.prompt)
-        self._check_tokens("logit_bias", tuple(submit.params.logit_bias))
-        self._check_tokens("allowed_token_ids", submit.params.allowed_token_ids or ())
-        self._check_tokens("stop_token_ids", submit.params.stop_token_ids)
-        for word in submit.params.bad_words:
-            self._check_tokens("bad_words", word)
+        self._check_prompt(submit.prompt)
+        check_token_ids(submit.params, self.vocab_size)
         self._check_speculation(submit)
 
     def timeout_s(self, submit: Submit) -> float | None:
@@ -79,12 +76,12 @@ class RequestChecker:
             )
         return None
 
-    def _check_tokens(self, field: str, tokens: Sequence[int]) -> None:
-        bad = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        bad = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
         if bad is not None:
             raise InvalidRequestError(
-                f"{field} holds token id {bad}; this model's ids are 0 to {self.vocab_size - 1}",
-                param=field,
+                f"the prompt holds token id {bad}; this model's ids are 0 to {self.vocab_size - 1}",
+                param="prompt",
             )
 
     def _check_speculation(self, submit: Submit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -39,6 +40,8 @@ from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts
 from slipstream.speculation.propose import Proposer
 
+log = logging.getLogger("slipstream.engine")
+
 
 def build_engine(config: Config, clock: Clock) -> Engine:
     """Load all weights, split the memory, profile the step and connect the parts.
@@ -46,7 +49,8 @@ def build_engine(config: Config, clock: Clock) -> Engine:
     Raises:
         SlipstreamError: Something does not fit; nothing keeps running.
     """
-    torch.set_num_threads(config.engine.num_threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
+    log.info("loading %s", config.model.public_name)
     target = load_target(config.model)
     drafts = {
         item.name: load_draft_model(item, config.model, target)
@@ -55,14 +59,16 @@ def build_engine(config: Config, clock: Clock) -> Engine:
     }
     plan = _plan_memory(config, target, list(drafts.values()))
     kv = KvCache(plan.num_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
+    log.info("proving that rows are exact on this machine")
     runner = _runner(target, kv, config.memory.kv_dtype)
     sampler = Sampler(target.vocab_size, target.tokenizer.eos_token_ids)
     metrics = EngineMetrics(clock)
+    draft_parts = _draft_parts(config, drafts, plan, target)
     drafters = build_drafters(
         config.speculation,
         vocab_size=target.vocab_size,
         eos_token_ids=target.tokenizer.eos_token_ids,
-        draft_models=_draft_parts(config, drafts, plan, target),
+        draft_models=draft_parts,
         metrics=metrics,
         clock=clock,
     )
@@ -83,18 +89,22 @@ def build_engine(config: Config, clock: Clock) -> Engine:
     info = _info(config, target, runner, drafters, plan)
     return Engine(
         stages,
-        kv,
+        {"target": kv} | {name: parts.kv for name, parts in draft_parts.items()},
         queue,
         tokenizer=target.tokenizer,
-        checker=RequestChecker(
-            vocab_size=target.vocab_size,
-            max_model_len=info.max_model_len,
-            drafters=info.drafters,
-            queue_timeout_s=config.scheduler.queue_timeout_s,
-            request_timeout_s=config.scheduler.request_timeout_s,
-        ),
+        checker=_checker(config, info),
         observer=EngineObserver(metrics, drafters, _memory(plan), config.memory.warn_at),
         info=info,
+    )
+
+
+def _checker(config: Config, info: EngineInfo) -> RequestChecker:
+    return RequestChecker(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        drafters=info.drafters,
+        queue_timeout_s=config.scheduler.queue_timeout_s,
+        request_timeout_s=config.scheduler.request_timeout_s,
     )
 
 
@@ -105,7 +115,7 @@ def _plan_memory(config: Config, target: LoadedModel, drafts: Sequence[LoadedMod
         utilization=memory.utilization,
         weight_bytes=target.model.weight_bytes,
         draft_weight_bytes=sum(item.model.weight_bytes for item in drafts),
-        workspace_bytes=_workspace_bytes(config, target),
+        workspace_bytes=_workspace_bytes(config, [target, *drafts]),
         kv_bytes_per_token=target.kv_bytes_per_token(memory.kv_dtype),
         draft_kv_bytes_per_token=sum(
             item.kv_bytes_per_token(memory.draft_kv_dtype) for item in drafts
@@ -116,10 +126,10 @@ def _plan_memory(config: Config, target: LoadedModel, drafts: Sequence[LoadedMod
     )
 
 
-def _workspace_bytes(config: Config, target: LoadedModel) -> int:
-    """Of the widest pass: every row of a step may want its logits."""
+def _workspace_bytes(config: Config, models: Sequence[LoadedModel]) -> int:
+    """Of the widest passes: every row of a step may want its logits."""
     max_rows = config.scheduler.max_step_tokens
-    return workspace_bytes(target.model.hparams, max_rows, max_rows)
+    return sum(workspace_bytes(item.model.hparams, max_rows, max_rows) for item in models)
 
 
 def _runner(loaded: LoadedModel, kv: KvCache, kv_dtype: str) -> Runner:
@@ -155,6 +165,7 @@ def _controller(config: Config, runner: Runner, clock: Clock) -> LengthControlle
     control = config.speculation.controller
     if not isinstance(control, CostControl) or not config.speculation.drafters:
         return FixedController()
+    log.info("measuring what a step costs by its rows")
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
     most = config.scheduler.max_step_tokens
     profile = profile_steps(runner, [count for count in rows if count <= most], clock)

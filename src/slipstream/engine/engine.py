@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slipstream.engine.admission import RequestChecker
 from slipstream.engine.messages import (
@@ -29,7 +29,7 @@ class Engine:
 
     Args:
         stages: The parts that a step passes through.
-        kv: The target's cache (the scheduler's own).
+        caches: `target` is the scheduler's own; drafters' caches go by their names.
         queue: The scheduler's queue.
         tokenizer: Of the target.
         checker: Refuses requests that can never run.
@@ -40,7 +40,7 @@ class Engine:
     def __init__(
         self,
         stages: Stages,
-        kv: KvCache,
+        caches: Mapping[str, KvCache],
         queue: RequestQueue,
         *,
         tokenizer: Tokenizer,
@@ -50,7 +50,8 @@ class Engine:
     ) -> None:
         self.info = info
         self.observer = observer
-        self.kv = kv
+        self.kv = caches["target"]
+        self._caches = dict(caches)
         self._stages = stages
         self._queue = queue
         self.tokenizer = tokenizer
@@ -126,7 +127,8 @@ class Engine:
         for commit in report.commits:
             events.extend(self._events_of(commit, now_s))
         num_running = len(self._stages.scheduler.running)
-        self.observer.stepped(report, self.kv.usage(), len(self._queue), num_running)
+        usages = {name: cache.usage() for name, cache in self._caches.items()}
+        self.observer.stepped(report, usages, len(self._queue), num_running)
         return events
 
     def call(self, method: str) -> object:
@@ -142,7 +144,7 @@ class Engine:
             self.check_integrity()
             return True
         if method == "reset_prefix_cache":
-            return self.kv.reset_prefix_cache()
+            return sum(cache.reset_prefix_cache() for cache in self._caches.values())
         raise SlipstreamError(f"the engine has no method {method!r}")
 
     def check_integrity(self) -> None:
@@ -151,10 +153,11 @@ class Engine:
         Raises:
             AssertionError: Names what is wrong.
         """
-        self.kv.check_integrity()
         live = {request.request_id for group in self._groups.values() for request in group}
-        held = set(self.kv.leases)
-        assert held <= live, f"leases without a request: {sorted(held - live)}"
+        for name, cache in self._caches.items():
+            cache.check_integrity()
+            orphans = set(cache.leases) - live
+            assert not orphans, f"leases of {name} without a request: {sorted(orphans)}"
         waiting = {request.request_id for request in self._queue}
         running = {request.request_id for request in self._stages.scheduler.running}
         assert not waiting & running, f"waiting and running: {sorted(waiting & running)}"

@@ -9,7 +9,7 @@ import torch
 
 from slipstream.config.model import ModelConfig
 from slipstream.config.speculation import DraftModelConfig
-from slipstream.errors import ConfigError
+from slipstream.errors import ConfigError, VocabularyMismatchError
 from slipstream.models.decoder import Decoder
 from slipstream.models.load import load_model
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -99,6 +99,12 @@ def load_draft_model(
         path = resolve_source(source, progress=SilentProgress())
     model, tokenizer = _load(path, dtype)
     require_same_vocabulary(target.tokenizer, tokenizer)
+    if model.hparams.vocab_size < target.vocab_size:
+        raise VocabularyMismatchError(
+            f"drafter {config.name} has logits for {model.hparams.vocab_size} tokens, the target "
+            f"draws from {target.vocab_size}",
+            hint="use a draft model with the target's whole vocabulary",
+        )
     longest = model.hparams.max_positions
     return LoadedModel(
         name=config.name,

@@ -41,9 +41,13 @@ class EngineObserver:
         metrics.set_drafters([drafter.name for drafter in drafters])
 
     def stepped(
-        self, report: StepReport, usage: KvUsage, num_waiting: int, num_running: int
+        self,
+        report: StepReport,
+        usages: Mapping[str, KvUsage],
+        num_waiting: int,
+        num_running: int,
     ) -> None:
-        """One step is done."""
+        """One step is done; `usages` is by cache, `target` and drafters' names."""
         if report.num_rows:
             total_s = report.draft_s + report.target_s + report.sample_s
             verify_s = report.target_s + report.sample_s
@@ -51,16 +55,15 @@ class EngineObserver:
         for _ in report.plan.preempted:
             self.metrics.count_preemption()
         self.metrics.set_queue(num_running=num_running, num_waiting=num_waiting)
-        self.metrics.set_kv_pages(
-            "target",
-            {
+        for name, usage in usages.items():
+            pages = {
                 "free": usage.num_free,
                 "evictable": usage.num_evictable,
                 "leased": usage.num_leased,
-            },
-        )
+            }
+            self.metrics.set_kv_pages(name, pages)
         self.metrics.set_memory({"drafters": sum(item.memory_bytes() for item in self._drafters)})
-        self._warn(usage)
+        self._warn(usages["target"])
 
     def admitted(self, request: Request, now_s: float) -> None:
         """A request left the queue for the first time."""

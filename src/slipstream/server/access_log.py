@@ -73,7 +73,7 @@ class AccessLog:
             "error": record.error,
         }
         known = {name: value for name, value in fields.items() if value is not None}
-        level = logging.DEBUG if scope["path"] in _QUIET and status < 400 else logging.INFO
+        level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
         _LOGGER.log(level, "request", extra={"fields": known})
 
 

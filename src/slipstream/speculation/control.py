@@ -173,9 +173,9 @@ class CostController:
         self, feedback: Sequence[StepFeedback], rows: int, target_s: float, draft_s: float
     ) -> None:
         self.cost.observe(rows, target_s)
-        num_asked = sum(item.num_proposed is not None for item in feedback)
-        if num_asked:
-            self._draft_s = 0.9 * self._draft_s + 0.1 * draft_s / num_asked
+        asked = [item.num_proposed for item in feedback if item.num_proposed is not None]
+        if asked and all(asked):  # a drafter that reads a prompt is slow and proposes nothing
+            self._draft_s = 0.9 * self._draft_s + 0.1 * draft_s / len(asked)
         num_running = max(len(feedback), 1)
         token_s = self.cost.seconds(num_running) / num_running
         for item in feedback:
@@ -193,12 +193,16 @@ class CostController:
         return state
 
     def _learn(self, state: _Acceptance, item: StepFeedback, token_s: float) -> None:
-        """Update one request; a probe that fails doubles the wait for the next one."""
-        if item.num_proposed is None or (item.num_proposed and not item.tree):
+        """Update one request; a probe that fails doubles the wait for the next one.
+
+        Nothing is learned from a step in which the drafters had nothing to say.
+        """
+        if item.num_proposed == 0:
+            return
+        if not item.tree:
             state.idle_steps += 1
             return
-        if item.tree:
-            state.observe(item.tree, item.path, self._decay)
+        state.observe(item.tree, item.path, self._decay)
         if state.is_probe:
             longest = self.MAX_BACKOFF * self._probe_interval
             is_hit = bool(item.path)
