@@ -109,6 +109,7 @@ class Engine:
             now_s = self._stages.clock.now()
             self.observer.cancelled(_unfinished(self._groups[request_id]), now_s)
             self._drop(request_id)
+            self._note_load()
 
     def cancel_all(self) -> None:
         """Drop every request."""
@@ -119,6 +120,7 @@ class Engine:
         """Run one step and return what it made of the requests, in order."""
         events: list[Event] = self._expire()
         if not self._groups:
+            self._note_load()
             return events
         report = step(self._stages)
         now_s = self._stages.clock.now()
@@ -126,9 +128,8 @@ class Engine:
             self._note_admission(request, now_s)
         for commit in report.commits:
             events.extend(self._events_of(commit, now_s))
-        num_running = len(self._stages.scheduler.running)
-        usages = {name: cache.usage() for name, cache in self._caches.items()}
-        self.observer.stepped(report, usages, len(self._queue), num_running)
+        self.observer.stepped(report)
+        self._note_load()
         return events
 
     def call(self, method: str) -> object:
@@ -171,6 +172,13 @@ class Engine:
             if error is not None:
                 events.append(self._fail(request_id, error))
         return events
+
+    def _note_load(self) -> None:
+        self.observer.loaded(
+            {name: cache.usage() for name, cache in self._caches.items()},
+            num_waiting=len(self._queue),
+            num_running=len(self._stages.scheduler.running),
+        )
 
     def _note_admission(self, request: Request, now_s: float) -> None:
         if request.admitted_s is None:

@@ -40,20 +40,17 @@ class EngineObserver:
         metrics.set_memory(memory, sum(memory.values()))
         metrics.set_drafters([drafter.name for drafter in drafters])
 
-    def stepped(
-        self,
-        report: StepReport,
-        usages: Mapping[str, KvUsage],
-        num_waiting: int,
-        num_running: int,
-    ) -> None:
-        """One step is done; `usages` is by cache, `target` and drafters' names."""
+    def stepped(self, report: StepReport) -> None:
+        """One step is done."""
         if report.num_rows:
             total_s = report.draft_s + report.target_s + report.sample_s
             verify_s = report.target_s + report.sample_s
             self.metrics.observe_step(StepTimes(total_s, report.draft_s, verify_s, report.num_rows))
         for _ in report.plan.preempted:
             self.metrics.count_preemption()
+
+    def loaded(self, usages: Mapping[str, KvUsage], *, num_waiting: int, num_running: int) -> None:
+        """How full the engine is now; `usages` is by cache, `target` and drafters' names."""
         self.metrics.set_queue(num_running=num_running, num_waiting=num_waiting)
         for name, usage in usages.items():
             pages = {
