@@ -142,8 +142,8 @@ def _equality(comparison: Comparison) -> str:
     if not num_on and not num_control:
         return ""
     text = (
-        f"{num_on} outputs differ between speculation off and on, so the ratios compare different "
-        "answers; `slipstream audit lossless` shows where."
+        f"{num_on} {'output differs' if num_on == 1 else 'outputs differ'} between speculation off "
+        "and on, so the ratios compare different answers; `slipstream audit lossless` shows where."
     )
     if num_control:
         text += f" {num_control} differ even between two runs with it off."
