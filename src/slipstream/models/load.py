@@ -68,7 +68,25 @@ def read_hparams(config: Mapping[str, Any]) -> Hparams:  # any JSON
     return hparams
 
 
+def is_supported(config: Mapping[str, Any]) -> bool:  # any JSON
+    """Whether the content of a config.json names a family that `load_model` reads."""
+    return _find_family(config) is not None
+
+
 def _family(config: Mapping[str, Any]) -> Family:  # any JSON
+    family = _find_family(config)
+    if family is not None:
+        return family
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or []
+    supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in _FAMILIES)
+    raise WeightsError(
+        f"config.json has model_type {model_type!r} and architectures {architectures!r}, which "
+        f"are not supported; supported are {supported}"
+    )
+
+
+def _find_family(config: Mapping[str, Any]) -> Family | None:  # any JSON
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
     for family in _FAMILIES:
@@ -76,11 +94,7 @@ def _family(config: Mapping[str, Any]) -> Family:  # any JSON
             not architectures or family.architecture in architectures
         ):
             return family
-    supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in _FAMILIES)
-    raise WeightsError(
-        f"config.json has model_type {model_type!r} and architectures {architectures!r}, which "
-        f"are not supported; supported are {supported}"
-    )
+    return None
 
 
 class _WeightReader:
