@@ -108,9 +108,9 @@ def _depths(parts: Sequence[Summary]) -> Table:
 
 def _times(report: Report) -> Table:
     table = _table(
-        "totals",
-        ("tokens", "wall s", "TTFT s", "decode s", "E2E s", "step ms", "rows/step", "outside"),
-        "outside: of the wall time, all but drafting, target passes and sampling",
+        "totals in seconds",
+        ("tokens", "wall", "TTFT", "decode", "E2E", "ms/step", "rows", "outside"),
+        "rows: per pass. outside: of the wall time, all but drafting, target passes, sampling.",
     )
     for name, mode in report.total.modes.items():
         step_ms = None if mode.decode_step_s is None else mode.decode_step_s * 1000

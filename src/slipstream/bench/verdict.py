@@ -24,6 +24,7 @@ FLOOR = 0.97
 MIN_EFFECT = 0.02
 REPETITIVE_SHARE = 0.2
 MAX_DRAFT_SHARE = 0.99
+MAX_NOISE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,24 +158,41 @@ def _gain(total: Summary) -> str:
     text = f"Speculation gives {shown(overall)} times the tokens per second end to end"
     if decode is not None:
         text += f", {decode.value:.2f} after the first token"
-    if overall.is_below(1.0):
-        text += ": it is slower"
-    elif overall.low is not None and not overall.is_above(1.0):
-        text += ": no difference that this run could tell from chance"
     noise = total.noise.tokens_per_s if total.noise is not None else None
+    if _is_chance(overall, noise):
+        text += ": no difference that this run could tell from chance"
+    elif overall.is_below(1.0):
+        text += ": it is slower"
     if noise is not None:
         text += f"; off against off gives {shown(noise)}"
     return text + "."
 
 
+def _is_chance(ratio: Estimate, noise: Estimate | None) -> bool:
+    """Whether a ratio may be 1 by its own interval, or by that of off against off."""
+    if ratio.low is None or ratio.high is None:
+        return False
+    if ratio.low <= 1.0 <= ratio.high:
+        return True
+    if noise is None or noise.low is None or noise.high is None:
+        return False
+    return noise.low <= ratio.value <= noise.high
+
+
 def _costs(parts: Decomposition | None) -> str:
     if parts is None:
         return ""
-    return (
+    text = (
         f"A step after the first token emits {parts.tokens_per_step:.2f} tokens instead of 1 and "
         f"costs {parts.step_cost:.2f} plain steps: {parts.drafting_cost:.2f} for drafting, "
         f"{parts.width_cost:.2f} for wider passes and what else a draft brings."
     )
+    if parts.step_cost - parts.drafting_cost < 1.0 - MAX_NOISE:
+        text += (
+            " A wider pass cannot be cheaper than a plain one, so the machine's noise is larger "
+            "than that: repeat the run on a quiet machine, with more rounds."
+        )
+    return text
 
 
 def _limits(

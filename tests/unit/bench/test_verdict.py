@@ -122,6 +122,22 @@ def test_a_difference_within_chance_is_said_to_be_none() -> None:
     assert "tell from chance" in verdict_on(measurements).text
 
 
+def test_a_difference_within_the_noise_of_the_machine_is_said_to_be_none() -> None:
+    on, control = replace(PLAIN, step_s=0.0195), [0.019, 0.0191, 0.0195, 0.0202, 0.0207, 0.0204]
+    measurements = [
+        measurement(PLAIN, on, unit=unit, control=replace(PLAIN, step_s=step_s))
+        for unit, step_s in enumerate(control)
+    ]
+    text = verdict_on(measurements).text
+    assert "tell from chance" in text
+    assert "off against off gives 1.0" in text
+
+
+def test_a_drafted_step_cheaper_than_a_plain_one_is_said_to_be_noise() -> None:
+    assert "noise" in verdict_on(six(drafting(step_s=0.015))).text
+    assert "noise" not in verdict_on(six(drafting(step_s=0.0199))).text
+
+
 def test_categories_below_the_promise_are_named() -> None:
     measurements = [
         measurement(PLAIN, drafting(), unit=unit, category="edit") for unit in range(6)
