@@ -77,9 +77,11 @@ class Scheduler:
         self.running.sort(key=_seniority)
         is_tight = self._kv.usage().pressure >= self._limits.high_at
         pending = list(self.running)
-        has_prefill = bool(len(self._queue)) or any(item.num_remaining > 1 for item in pending)
-        step.rows_for_drafts = 0 if is_tight else step.rows_left // (2 if has_prefill else 1)
-        for request in [item for item in pending if item.num_remaining == 1]:
+        decoding = [item for item in pending if item.num_remaining == 1]
+        has_prefill = bool(len(self._queue)) or len(decoding) < len(pending)
+        rows_to_spare = max(step.rows_left - len(decoding), 0)
+        step.rows_for_drafts = 0 if is_tight else rows_to_spare // (2 if has_prefill else 1)
+        for request in decoding:
             if request in self.running and step.rows_left:
                 self._plan_decode(step, request, draft_limit(request))
         for request in [item for item in pending if item.num_remaining > 1]:
