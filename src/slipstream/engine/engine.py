@@ -17,7 +17,7 @@ from slipstream.engine.messages import (
 from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
 from slipstream.engine.request import Group, Request
-from slipstream.engine.step import Commit, Stages, step
+from slipstream.engine.step import Commit, Stages, draft_bounds, step
 from slipstream.errors import InvalidRequestError, RequestError, SlipstreamError
 from slipstream.kv.cache import KvCache
 from slipstream.sampling.noise import derive
@@ -90,6 +90,7 @@ class Engine:
             deadline_s=None if timeout_s is None else now_s + timeout_s,
             num_unfinished=submit.n,
         )
+        bounds = draft_bounds(self._stages, submit.speculation)
         requests = [
             Request(
                 group,
@@ -97,6 +98,7 @@ class Engine:
                 seed=derive(submit.params.seed, index),
                 tokenizer=self.tokenizer,
                 max_len=self.info.max_model_len,
+                max_draft_len=bounds.max_draft_len,
             )
             for index in range(submit.n)
         ]
@@ -127,7 +129,8 @@ class Engine:
         for request in report.plan.admitted:
             self._note_admission(request, now_s)
         for commit in report.commits:
-            events.extend(self._events_of(commit, now_s))
+            if commit.request.submission_id in self._groups:  # no other choice has failed it
+                events.extend(self._events_of(commit, now_s))
         self.observer.stepped(report)
         self._note_load()
         return events
@@ -189,19 +192,20 @@ class Engine:
 
     def _events_of(self, commit: Commit, now_s: float) -> list[Event]:
         request = commit.request
-        if commit.fault is not None:
-            return [self._fail(request.submission_id, commit.fault)]
         events: list[Event] = []
-        if request.index == 0 and request.num_output == commit.num_new:
-            events.append(self._prompt_done(request))
-        if request.first_token_s is None:
-            request.first_token_s = now_s
-        event = request.take_event(now_s)
-        if event is not None:
-            events.append(event)
-        self.observer.emitted(request, commit, now_s)
-        request.last_token_s = now_s
-        if request.is_finished:
+        if commit.num_new:
+            if request.index == 0 and request.num_output == commit.num_new:
+                events.append(self._prompt_done(request))
+            if request.first_token_s is None:
+                request.first_token_s = now_s
+            event = request.take_event(now_s)
+            if event is not None:
+                events.append(event)
+            self.observer.emitted(request, commit, now_s)
+            request.last_token_s = now_s
+        if commit.fault is not None:
+            events.append(self._fail(request.submission_id, commit.fault))
+        elif request.is_finished:
             self._finish(request, now_s)
         return events
 

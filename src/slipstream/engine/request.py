@@ -61,10 +61,18 @@ class Request:
         index: Which choice this is.
         seed: Of this choice's noise.
         max_len: Most tokens of prompt and output (the model's context).
+        max_draft_len: Longest draft that it may get, for its counters.
     """
 
     def __init__(
-        self, group: Group, index: int, *, seed: int, tokenizer: Tokenizer, max_len: int
+        self,
+        group: Group,
+        index: int,
+        *,
+        seed: int,
+        tokenizer: Tokenizer,
+        max_len: int,
+        max_draft_len: int = 0,
     ) -> None:
         submit = group.submit
         self.group = group
@@ -75,6 +83,7 @@ class Request:
         self.seed = seed
         self.tokens: list[int] = list(submit.prompt)
         self.prompt_len = len(submit.prompt)
+        self.max_draft_len = max_draft_len
         self.max_output = min(submit.params.max_tokens, max_len - self.prompt_len)
         self.state: SamplingState = initial_state(self.params, submit.prompt)
         self.lease: Lease | None = None
@@ -175,6 +184,7 @@ class Request:
             num_accepted_tokens_per_pos=tuple(counter.accepted_per_pos),
             mean_acceptance_length=counter.mean_acceptance_length,
             drafters=dict(counter.by_drafter),
+            max_draft_len=self.max_draft_len,
         )
 
     def _push_text(self, text: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from slipstream.clock import Clock
 from slipstream.engine.batching import StepBatch, StepItem, build_batch
+from slipstream.engine.messages import SpeculationOptions
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler, StepPlan
 from slipstream.engine.token_logprobs import DrawnRows, LogprobReporter
@@ -28,7 +29,7 @@ class Commit:
     Attributes:
         num_new: Tokens that became output.
         path: Draft nodes among them.
-        fault: What the request fails with; None when all is well.
+        fault: What the request fails with after these tokens; None when all is well.
     """
 
     request: Request
@@ -123,15 +124,21 @@ def step(stages: Stages) -> StepReport:
     return report
 
 
+def draft_bounds(stages: Stages, options: SpeculationOptions) -> DraftLimit:
+    """Most that a request with these options may draft, whatever the controller allows."""
+    if options.enabled is False or options.drafters == () or not stages.proposer.drafters:
+        return NO_DRAFT
+    max_nodes = _least(stages.bounds.max_draft_nodes, options.max_draft_nodes)
+    max_len = min(_least(stages.bounds.max_draft_len, options.max_draft_len), max_nodes)
+    return DraftLimit(max_len, max_nodes) if max_len > 0 else NO_DRAFT
+
+
 def _draft_limit(stages: Stages, request: Request) -> DraftLimit:
     """The controller's limit within the server's bounds and the request's own."""
-    options = request.group.submit.speculation
-    if options.enabled is False or not stages.proposer.drafters:
+    bounds = draft_bounds(stages, request.group.submit.speculation)
+    if bounds is NO_DRAFT:
         return NO_DRAFT
-    bounds = stages.bounds
-    max_len = _least(bounds.max_draft_len, options.max_draft_len)
-    max_nodes = _least(bounds.max_draft_nodes, options.max_draft_nodes)
-    return stages.proposer.controller.limit(request.request_id, DraftLimit(max_len, max_nodes))
+    return stages.proposer.controller.limit(request.request_id, bounds)
 
 
 def _asks(plan: StepPlan) -> list[Ask]:
@@ -184,8 +191,6 @@ def _commit(stages: Stages, item: StepItem, verdict: Verdict, output: ForwardOut
     """The kept path becomes the sequence; everything else is rolled back."""
     request, lease = item.request, item.request.lease
     assert lease is not None, "a request in a pass holds a lease"
-    if verdict.fault is not None:
-        return Commit(request, item.tree, 0, (), verdict.fault)
     state = request.state
     num_new = 0
     for token in verdict.tokens:
@@ -205,7 +210,9 @@ def _commit(stages: Stages, item: StepItem, verdict: Verdict, output: ForwardOut
     if request.params.logprobs:
         drawn = _drawn_rows(request, verdict, num_new, state)
         request.add_logprobs(stages.logprobs.of_output(output.logits, drawn))
-    return Commit(request, item.tree, num_new, path)
+    # What a row behind the end of the output lacks is nobody's fault.
+    fault = None if request.is_finished else verdict.fault
+    return Commit(request, item.tree, num_new, path, fault)
 
 
 def _drawn_rows(
