@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_a_crash_fails_the_requests_in_flight_and_the_engine_comes_back(model_pa
                     await asyncio.sleep(0.05)
             assert len(output(await collect(client, Submit("c", (5, 6, 7), GREEDY)))) == 12
             assert client.num_restarts == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_sent_to_an_engine_that_has_just_died_fails_like_any_other(
+    model_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running_engine(model_path) as client:
+            assert client.process_id is not None
+            os.kill(client.process_id, signal.SIGKILL)
+            time.sleep(0.3)  # noqa: ASYNC251 - the loop must not learn of the death before we ask
+            events = await collect(client, Submit("a", (5, 6, 7), GREEDY))
+            assert isinstance(events[-1], Failed)
+            assert events[-1].error in ("EngineFailureError", "EngineUnavailableError")
 
     asyncio.run(scenario())
 

@@ -43,6 +43,8 @@ from slipstream.errors import (
 TICK_S = 1.0
 HANG_TICKS = 120
 
+_RETRY = "try again in a few seconds"
+
 log = logging.getLogger("slipstream.supervisor")
 
 
@@ -116,9 +118,7 @@ class ProcessEngineClient:
     async def submit(self, request: Submit) -> AsyncGenerator[RequestEvent, None]:
         """Events of one request; closing the iterator early cancels the request."""
         if self.state != "ready":
-            error = EngineUnavailableError(
-                f"the engine is {self.state}", hint="try again in a few seconds"
-            )
+            error = EngineUnavailableError(f"the engine is {self.state}", hint=_RETRY)
             yield failure(request.request_id, error)
             return
         queue: asyncio.Queue[RequestEvent] = asyncio.Queue()
@@ -134,12 +134,16 @@ class ProcessEngineClient:
                     num_unfinished -= 1
                 is_ended = isinstance(event, Failed) or num_unfinished == 0
                 yield event
+        except EngineUnavailableError as error:
+            is_ended = True
+            yield failure(request.request_id, error)
         finally:
             self._queues.pop(request.request_id, None)
             if not self._queues:
                 self._idle.set()
             if not is_ended and self.state in ("ready", "draining"):
-                await self._send(Cancel(request.request_id))
+                with contextlib.suppress(EngineUnavailableError):
+                    await self._send(Cancel(request.request_id))
 
     async def call(self, method: str) -> Any:  # Any: the reply's type is the method's
         """Ask the engine something.
@@ -161,8 +165,19 @@ class ProcessEngineClient:
             self._calls.pop(call_id, None)
 
     async def _send(self, command: Command) -> None:
-        if self._socket is not None:
-            await self._socket.send(msgspec.msgpack.encode(command))
+        """Hand `command` to the child.
+
+        Raises:
+            EngineUnavailableError: There is none, or it has just died.
+        """
+        gone = EngineUnavailableError("the engine process is gone", hint=_RETRY)
+        if self._socket is None:
+            raise gone
+        try:
+            # Waiting would be for a child that never comes: each has an address of its own.
+            await self._socket.send(msgspec.msgpack.encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            raise gone from None
 
     async def _supervise(self) -> None:
         backoff_s = self._config.engine.restart_backoff_s
@@ -186,6 +201,7 @@ class ProcessEngineClient:
         """Run one child to its end; whether it had become ready."""
         address = f"ipc://{Path(self._folder.name) / f'engine-{self.num_restarts}.sock'}"
         self._socket = self._context.socket(zmq.PAIR)
+        self._socket.sndhwm = 0  # bounded by the requests that the server lets in
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "slipstream.engine.worker", address, stdin=asyncio.subprocess.PIPE
@@ -202,8 +218,11 @@ class ProcessEngineClient:
                 if self.state == "ready" and self._silent_ticks > HANG_TICKS:
                     log.error("the engine was silent for %d s: ending it", HANG_TICKS)
                     self._process.kill()
+            was_ready = self.state in ("ready", "draining")
+            if was_ready:
+                self._set_state("restarting")  # at once: nobody may be sent here any more
             await asyncio.wait({reader}, timeout=0.2)  # what it said last, such as StartFailed
-            return self.state in ("ready", "draining")
+            return was_ready
         finally:
             for task in (ended, reader):
                 task.cancel()
