@@ -80,10 +80,14 @@ class AttentionBackend(Protocol):
     def name(self) -> str:
         """Short name for the numerics fingerprint."""
 
+    def prove(self) -> None:
+        """Find out anew what is exact, with the number of threads that torch has now.
+
+        Raises:
+            NumericsError: If nothing is.
+        """
+
     def prepare(
         self, branches: Sequence[Rows], num_rows: int, window: int | None
     ) -> PreparedAttention:
         """Make what all layers with this window share in one pass over `num_rows` flat rows."""
-
-    def workspace_bytes(self, num_rows: int, context_len: int) -> int:
-        """Upper estimate of scratch memory for `num_rows` rows over `context_len` positions."""

@@ -15,12 +15,29 @@ KEY_BLOCK_LEN = 128
 
 
 @dataclass(frozen=True, slots=True)
+class TilingRules:
+    """How rows may be cut into tiles and groups. No rule changes a bit of a result.
+
+    Attributes:
+        tile_sizes: Row counts that a tile may have, ascending.
+        item_bytes: Working memory of an item, whatever its rows: keys and values.
+        lane_bytes: Working memory of an item for each of its rows: scores.
+        group_bytes: Working memory that a group may need, unless one tile alone needs more.
+    """
+
+    tile_sizes: tuple[int, ...]
+    item_bytes: int
+    lane_bytes: int
+    group_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TileGroup:
     """Tiles of one size that are computed together.
 
     A tile holds `tile_rows` rows of one branch; a last tile that is not full repeats its last
     row. A block holds the key positions [128 b, 128 b + 128). Items are the pairs of a tile and a
-    block that it can see. An item's rank is its block's place among the tile's blocks, ascending.
+    block that it can see. An item's rank counts the tile's blocks from the newest (0) back.
     Tiles with most items come first and items go by rank, then by tile: the items of rank r
     belong to the first `rank_counts[r]` tiles, in order.
 
@@ -29,7 +46,8 @@ class TileGroup:
         rows: [tiles, tile_rows] flat row of each lane.
         item_tile: [items] tile of each item.
         item_slots: [items, 128] KV slots of the item's block; 0 past the branch's end.
-        visible: [items, tile_rows, 128] whether the lane sees the position.
+        visible: [masked items, tile_rows, 128] whether the lane sees the position, for the first
+            items; those that follow see all of their block.
         tile_items: [tiles, ranks] items of each tile; its first one repeated where it has fewer.
         rank_counts: Items of each rank.
     """
@@ -68,26 +86,19 @@ class AttentionPlan:
 
 
 def build_plan(
-    branches: Sequence[Rows],
-    num_rows: int,
-    window: int | None,
-    tile_sizes: Sequence[int],
-    max_lanes: int,
+    branches: Sequence[Rows], num_rows: int, window: int | None, rules: TilingRules
 ) -> AttentionPlan:
     """Cut branches into tiles and pair them with the key blocks they can see.
 
-    How rows are cut into tiles and groups changes no bit of a result, only the speed.
-
     Args:
+        num_rows: Flat rows of the pass.
         window: A key is visible when query position - key position < window; None = all.
-        tile_sizes: Row counts that a tile may have, ascending.
-        max_lanes: Most lanes times items that one group should hold.
     """
     groups: list[TileGroup] = []
     lane_of_row = np.zeros(num_rows, np.int64)
     num_lanes = 0
-    for members, tile_rows in _classes(branches, tile_sizes):
-        for group in _build_groups(members, tile_rows, window, max_lanes):
+    for members, tile_rows in _classes(branches, rules.tile_sizes):
+        for group in _build_groups(members, tile_rows, window, rules):
             lanes = np.arange(group.rows.size)
             # Lanes that repeat a row come after it: written backwards, the first one stays.
             lane_of_row[group.rows.ravel()[::-1]] = num_lanes + lanes[::-1]
@@ -110,9 +121,8 @@ def _classes(branches: Sequence[Rows], tile_sizes: Sequence[int]) -> list[tuple[
 
 
 def _build_groups(
-    branches: Sequence[Rows], tile_rows: int, window: int | None, max_lanes: int
+    branches: Sequence[Rows], tile_rows: int, window: int | None, rules: TilingRules
 ) -> list[TileGroup]:
-    """Tiles of `tile_rows` rows in groups of about `max_lanes` lanes of items each."""
     lens = np.array([len(branch.rows) for branch in branches])
     rows = np.concatenate([branch.rows for branch in branches])
     positions = np.concatenate([branch.positions for branch in branches])
@@ -122,20 +132,22 @@ def _build_groups(
     tile_positions = positions[lanes]
     first_seen = tile_positions[:, 0] - (window - 1) if window else np.zeros(len(lanes), np.int64)
     first_blocks = np.maximum(first_seen, 0) // KEY_BLOCK_LEN
-    num_blocks = tile_positions[:, -1] // KEY_BLOCK_LEN - first_blocks + 1
+    newest_blocks = tile_positions[:, -1] // KEY_BLOCK_LEN
+    num_blocks = newest_blocks - first_blocks + 1
 
     slots = np.concatenate([branch.slots for branch in branches])
     slot_lens = np.array([len(branch.slots) for branch in branches])
     slot_starts = _starts(slot_lens)
     order = np.argsort(-num_blocks, kind="stable")
-    group_of_tile = _starts(num_blocks[order] * tile_rows) // max_lanes
+    max_items = rules.group_bytes // (rules.item_bytes + tile_rows * rules.lane_bytes)
+    group_of_tile = (np.cumsum(num_blocks[order]) - 1) // max(max_items, 1)
     bounds = np.flatnonzero(np.diff(group_of_tile)) + 1
     return [
         _build_group(
             rows[lanes[tiles]],
             tile_positions[tiles],
             _Blocks(
-                first_blocks[tiles],
+                newest_blocks[tiles],
                 num_blocks[tiles],
                 slot_starts[tile_branch[tiles]],
                 slot_lens[tile_branch[tiles]],
@@ -150,7 +162,7 @@ def _build_groups(
 class _Blocks(NamedTuple):
     """Key blocks of each tile and where its branch's slots lie; each [tiles]."""
 
-    first: IntArray
+    newest: IntArray
     number: IntArray
     slot_start: IntArray
     slot_len: IntArray
@@ -167,13 +179,17 @@ def _build_group(
     rank_counts = (blocks.number[:, None] > ranks).sum(0)
     item_rank, item_tile = _repeat_with_rank(rank_counts)
 
-    first_positions = (blocks.first[item_tile] + item_rank) * KEY_BLOCK_LEN
+    first_positions = (blocks.newest[item_tile] - item_rank) * KEY_BLOCK_LEN
     key_positions = first_positions[:, None] + np.arange(KEY_BLOCK_LEN)
     is_stored = key_positions < blocks.slot_len[item_tile][:, None]
     slot_index = blocks.slot_start[item_tile][:, None] + key_positions
     item_slots = np.where(is_stored, slots[np.minimum(slot_index, len(slots) - 1)], 0)
 
-    distance = positions[item_tile][:, :, None] - key_positions[:, None, :]
+    is_masked = positions[item_tile, 0] < key_positions[:, -1]
+    if window:
+        is_masked |= positions[item_tile, -1] - key_positions[:, 0] >= window
+    masked = slice(int(np.flatnonzero(is_masked).max(initial=-1)) + 1)
+    distance = positions[item_tile[masked], :, None] - key_positions[masked, None, :]
     visible = distance >= 0
     if window:
         visible &= distance < window

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from slipstream.attention.backend import AttentionShape, IntArray, KvReader, Rows
-from slipstream.attention.plan import KEY_BLOCK_LEN, TileGroup, build_plan
+from slipstream.attention.plan import KEY_BLOCK_LEN, TileGroup, TilingRules, build_plan
 from slipstream.attention.row_proof import BASE_ROWS, cancelling_operands, prove_pointwise
 from slipstream.errors import NumericsError
 
 _TILE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-_WORKSPACE_BYTES = 64 * 2**20  # of scores in one group
+_GROUP_BYTES = 8 * 2**20  # what a core's second-level cache and a bit more holds
 
 
 class TorchAttention:
@@ -23,7 +23,7 @@ class TorchAttention:
 
     Each item (a tile of rows, a block of 128 key positions) is one matrix of a batched product, so
     the number of items cannot change an item. The row's maximum is exact in any order; masked
-    positions weigh exactly zero; a row's blocks are added in ascending order, those that only
+    positions weigh exactly zero; a row's blocks are added from its newest back, those that only
     other rows of its tile see as exact zeros.
 
     Raises:
@@ -34,6 +34,12 @@ class TorchAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
+        self.tile_sizes: tuple[int, ...] = ()
+        self.prove()
+
+    def prove(self) -> None:
+        """See `AttentionBackend.prove`."""
+        shape = self.shape
         prove_pointwise("exp", torch.exp, -torch.linspace(0, 100, 4096))
         self.tile_sizes = _admitted_tiles(shape)
         if not self.tile_sizes:
@@ -47,20 +53,16 @@ class TorchAttention:
         self, branches: Sequence[Rows], num_rows: int, window: int | None
     ) -> TorchPreparedAttention:
         """See `AttentionBackend.prepare`."""
-        max_lanes = _WORKSPACE_BYTES // (4 * KEY_BLOCK_LEN * self.shape.num_heads)
-        plan = build_plan(branches, num_rows, window, self.tile_sizes, max_lanes)
+        kv_width = self.shape.kv_heads * self.shape.head_dim
+        rules = TilingRules(
+            self.tile_sizes,
+            item_bytes=2 * 4 * KEY_BLOCK_LEN * kv_width,
+            lane_bytes=4 * KEY_BLOCK_LEN * self.shape.num_heads,
+            group_bytes=_GROUP_BYTES,
+        )
+        plan = build_plan(branches, num_rows, window, rules)
         groups = tuple(_indices(group, self.shape) for group in plan.groups)
         return TorchPreparedAttention(self.shape, groups, torch.from_numpy(plan.lane_of_row))
-
-    def workspace_bytes(self, num_rows: int, context_len: int) -> int:
-        """See `AttentionBackend.workspace_bytes`."""
-        num_blocks = -(-context_len // KEY_BLOCK_LEN)
-        tile_rows = self.tile_sizes[-1]
-        item_bytes = 4 * KEY_BLOCK_LEN * self.shape.num_heads * tile_rows
-        num_tiles = -(-num_rows // tile_rows)
-        one_group = max(_WORKSPACE_BYTES, num_blocks * item_bytes)
-        # Scores, masks and gathered keys and values: about three times the scores.
-        return 3 * min(one_group, num_tiles * num_blocks * item_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class _Indices:
     item_tile: Tensor  # [items]
     tile_items: Tensor  # [tiles * ranks]
     rank_counts: tuple[int, ...]
-    mask: Tensor  # [items * kv_heads, tile_rows * group_size, 128] 0 or -inf
+    mask: Tensor  # [masked items, 1, tile_rows * group_size, 128] 0 or -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +108,27 @@ def _attend_group(
     q = q.reshape(num_items * kv_heads, tile_heads, head_dim)
     # Not as the product's alpha: MKL scales one operand or the other, depending on the shape.
     q.mul_(shape.scale)
-    keys, values = storage.gather(layer, group.item_slots)
-    k = _by_head(keys, num_items)
-    v = _by_head(values, num_items)
+    stored_keys, stored_values = storage.gather(layer, group.item_slots)
+    k = _by_head(stored_keys, num_items)
+    v = _by_head(stored_values, num_items)
 
-    scores = torch.baddbmm(group.mask, q, k.transpose(1, 2))
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if len(group.mask):
+        masked = scores[: len(group.mask) * kv_heads]
+        masked.view(-1, kv_heads, tile_heads, KEY_BLOCK_LEN).add_(group.mask)
     block_max = scores.amax(-1).view(num_items, lanes).index_select(0, group.tile_items)
     row_max = block_max.view(num_tiles, -1, lanes).amax(1).index_select(0, group.item_tile)
     weights = scores.sub_(row_max.view(num_items * kv_heads, tile_heads, 1)).exp_()
 
     total = _add_by_rank(weights.sum(-1).view(num_items, lanes), group)
-    products = torch.bmm(weights, v).view(num_items, lanes, head_dim)
-    mixed = _add_by_rank(products, group)
+    mixed = _add_by_rank(torch.bmm(weights, v).view(num_items, lanes, head_dim), group)
     mixed.div_(total.unsqueeze(-1))
     mixed = mixed.view(num_tiles, kv_heads, tile_rows, shape.group_size, head_dim).transpose(1, 2)
     return mixed.reshape(num_tiles * tile_rows, shape.num_heads * head_dim)
 
 
 def _add_by_rank(of_items: Tensor, group: _Indices) -> Tensor:
-    """Sum over each tile's items in ascending order of blocks: [items, ...] -> [tiles, ...]."""
+    """Sum over each tile's items from the newest block back: [items, ...] -> [tiles, ...]."""
     sums = of_items[: group.num_tiles]
     start = group.num_tiles
     for count in group.rank_counts[1:]:
@@ -144,7 +148,7 @@ def _by_head(stored: Tensor, num_items: int) -> Tensor:
 def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
     mask = torch.zeros(group.visible.shape)
     mask.masked_fill_(torch.from_numpy(~group.visible), -torch.inf)
-    mask = mask[:, None, :, None, :].expand(-1, shape.kv_heads, -1, shape.group_size, -1)
+    mask = mask.repeat_interleave(shape.group_size, 1).unsqueeze(1)
     return _Indices(
         tile_rows=group.tile_rows,
         num_tiles=group.num_tiles,
@@ -154,9 +158,7 @@ def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
         item_tile=_flat(group.item_tile),
         tile_items=_flat(group.tile_items),
         rank_counts=group.rank_counts,
-        mask=mask.reshape(
-            group.num_items * shape.kv_heads, group.tile_rows * shape.group_size, KEY_BLOCK_LEN
-        ),
+        mask=mask,
     )
 
 
@@ -172,10 +174,8 @@ def _admitted_tiles(shape: AttentionShape) -> tuple[int, ...]:
     values = values.t().contiguous()
 
     def scores(rows: Tensor, num_items: int) -> Tensor:
-        mask = torch.zeros(num_items, len(rows), KEY_BLOCK_LEN)
         k = keys.expand(num_items, -1, -1).contiguous().transpose(1, 2)
-        q = rows.expand(num_items, -1, -1).contiguous()
-        return torch.baddbmm(mask, q, k)
+        return torch.bmm(rows.expand(num_items, -1, -1).contiguous(), k)
 
     def mixed(rows: Tensor, num_items: int) -> Tensor:
         v = values.expand(num_items, -1, -1).contiguous()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_CALL_COST = 32  # rows whose arithmetic takes as long as reading the weights once does
+
 
 class RowTiles:
     """Covers any number of rows by admitted counts.
@@ -16,20 +18,25 @@ class RowTiles:
         self.sizes = tuple(sorted(sizes))
 
     def cover(self, num_rows: int) -> tuple[int, ...]:
-        """Admitted counts, the largest first, whose sum is at least `num_rows` and close to it.
+        """Admitted counts, descending, whose sum is at least `num_rows`.
 
-        As many of the largest as fit, then for the rest the smallest count that holds it, or two
-        counts where that pads much less.
+        As many of the largest as fit; the rest is padded to the smallest count that holds it, or
+        split where a second reading of the weights costs less than the padding.
         """
         largest = self.sizes[-1]
         full, rest = divmod(num_rows, largest)
-        cuts = [largest] * full
-        while rest > 0:
-            holding = next(size for size in self.sizes if size >= rest)
-            within = [size for size in self.sizes if size < rest]
-            if not within or holding - rest <= holding // 4:
-                cuts.append(holding)
-                break
-            cuts.append(within[-1])
-            rest -= within[-1]
-        return tuple(cuts)
+        return (largest,) * full + self._cover_rest(rest)
+
+    def _cover_rest(self, num_rows: int) -> tuple[int, ...]:
+        if num_rows == 0:
+            return ()
+        padded = (next(size for size in self.sizes if size >= num_rows),)
+        smaller = [size for size in self.sizes if size < num_rows]
+        if not smaller:
+            return padded
+        split = (smaller[-1], *self._cover_rest(num_rows - smaller[-1]))
+        return min(padded, split, key=_cost)
+
+
+def _cost(cuts: tuple[int, ...]) -> int:
+    return sum(cuts) + _CALL_COST * len(cuts)

@@ -9,6 +9,7 @@ from torch import Tensor
 from slipstream.attention.backend import AttentionBackend, AttentionShape
 from slipstream.attention.reference import TorchAttention
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
+from slipstream.execution.host_allocator import keep_freed_memory
 from slipstream.execution.row_tiles import RowTiles
 from slipstream.kv.storage import KvStorage
 from slipstream.models.decoder import Decoder, DecoderInput
@@ -31,6 +32,7 @@ class Runner:
     def __init__(
         self, model: Decoder, storage: KvStorage, attention: AttentionBackend | None = None
     ) -> None:
+        keep_freed_memory()
         self.model = model
         self.storage = storage
         self.attention = attention or TorchAttention(attention_shape(model.hparams))
@@ -40,6 +42,7 @@ class Runner:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Compute every row of the batch, store its key and value, return what is asked for."""
         if torch.get_num_threads() != self._num_threads:
+            self.attention.prove()
             self._prove()
         with torch.inference_mode():
             output = self.model.forward(self._inputs(batch), self.storage)

@@ -51,10 +51,11 @@ class DecoderInput:
     Attributes:
         tokens, positions, slots: [rows] int64.
         max_position: Largest position.
-        cuts: Row counts of the matrix products, with sum `rows`.
+        cuts: Row counts, each admitted, by which rows go through the layers; their sum is `rows`.
         attention: Prepared attention by window.
         logit_rows: [logit rows, padded] int64 rows whose logits are wanted.
-        logit_cuts: Row counts of the product with the vocabulary, with sum `len(logit_rows)`.
+        logit_cuts: Row counts, each admitted, of the product with the vocabulary; their sum is
+            `len(logit_rows)`.
         tap_layer_ids: Layers whose output is wanted (-1 = embedding output).
     """
 
@@ -134,48 +135,81 @@ class Decoder:
 
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """Run all layers; each row's key and value are stored in its slot on the way."""
+        embedded = self._embeddings.index_select(0, inputs.tokens).float()
+        parts = list(_cut(embedded, inputs.cuts))
+        taps = {-1: embedded} if -1 in inputs.tap_layer_ids else {}
+        slots = _cut(inputs.slots, inputs.cuts)
         rotations = {
-            params: table.rotation(inputs.positions, inputs.max_position)
+            params: [
+                Rotation(cos, sin)
+                for cos, sin in zip(
+                    *(
+                        _cut(angles, inputs.cuts)
+                        for angles in table.angles(inputs.positions, inputs.max_position)
+                    ),
+                    strict=True,
+                )
+            ]
             for params, table in self._tables.items()
         }
-        hidden = self._embeddings.index_select(0, inputs.tokens).float()
-        taps = {-1: hidden} if -1 in inputs.tap_layer_ids else {}
         for index, layer in enumerate(self.layers):
             params = self.hparams.layers[index]
-            normed = self._norm(layer.input_norm, hidden)
-            queries = self._project(index, normed, rotations[params.rotary], inputs, storage)
+            rotated = [
+                self._project(index, *of_part, storage)
+                for of_part in zip(parts, rotations[params.rotary], slots, strict=True)
+            ]
+            queries = rotated[0] if len(rotated) == 1 else torch.cat(rotated)
             mixed = inputs.attention[params.window].attend(index, queries, storage)
-            output = layer.attention_output(mixed.to(self.dtype), inputs.cuts)
-            hidden = hidden + self._norm(layer.attention_output_norm, output)
-            gate_up = layer.gate_up(self._norm(layer.mlp_norm, hidden), inputs.cuts)
-            output = layer.down(self._activation(gate_up), inputs.cuts)
-            hidden = hidden + self._norm(layer.mlp_output_norm, output)
+            parts = [
+                self._finish(layer, *of_part)
+                for of_part in zip(parts, _cut(mixed, inputs.cuts), strict=True)
+            ]
             if index in inputs.tap_layer_ids:
-                taps[index] = hidden
-        wanted = hidden.index_select(0, inputs.logit_rows)
-        logits = self._head(self._norm(self.final_norm, wanted), inputs.logit_cuts)
-        return DecoderOutput(logits.float(), taps)
+                taps[index] = torch.cat(parts)
+        return DecoderOutput(self._logits(torch.cat(parts), inputs), taps)
 
     def _project(
         self,
         index: int,
-        normed: Tensor,
+        hidden: Tensor,  # [rows, hidden] float32
         rotation: Rotation,
-        inputs: DecoderInput,
+        slots: Tensor,  # [rows]
         storage: KvStorage,
     ) -> Tensor:
         """Store the layer's keys and values; give its queries [rows, heads, head_dim] float32."""
         layer, hparams = self.layers[index], self.hparams
         num_heads, num_rotated = hparams.num_heads, hparams.num_heads + hparams.kv_heads
-        qkv = layer.qkv(normed, inputs.cuts).view(len(normed), -1, hparams.head_dim)
+        qkv = layer.qkv(layer.input_norm(hidden).to(self.dtype))
+        qkv = qkv.view(len(hidden), -1, hparams.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             queries = layer.q_norm(qkv[:, :num_heads])
             keys = layer.k_norm(qkv[:, num_heads:num_rotated])
             rotated = rotation.apply(torch.cat((queries, keys), 1))
         else:
             rotated = rotation.apply(qkv[:, :num_rotated].float())
-        storage.write(index, inputs.slots, rotated[:, num_heads:], qkv[:, num_rotated:])
+        storage.write(index, slots, rotated[:, num_heads:], qkv[:, num_rotated:])
         return rotated[:, :num_heads]
 
-    def _norm(self, norm: RmsNorm | None, x: Tensor) -> Tensor:
-        return x if norm is None else norm(x).to(self.dtype)
+    def _finish(self, layer: DecoderLayer, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """From what attention gave ([rows, heads * head_dim] float32) to the layer's output."""
+        output = layer.attention_output(mixed.to(self.dtype))
+        if layer.attention_output_norm is not None:
+            output = layer.attention_output_norm(output)
+        hidden = hidden + output
+        output = layer.gate_up(layer.mlp_norm(hidden).to(self.dtype))
+        output = layer.down(self._activation(output))
+        if layer.mlp_output_norm is not None:
+            output = layer.mlp_output_norm(output)
+        return hidden.add_(output)
+
+    def _logits(self, hidden: Tensor, inputs: DecoderInput) -> Tensor:
+        wanted = hidden.index_select(0, inputs.logit_rows)
+        normed = self.final_norm(wanted).to(self.dtype)
+        logits = [self._head(part) for part in _cut(normed, inputs.logit_cuts)]
+        if not logits:
+            return hidden.new_empty(0, self.hparams.vocab_size)
+        return (logits[0] if len(logits) == 1 else torch.cat(logits)).float()
+
+
+def _cut(rows: Tensor, cuts: Sequence[int]) -> Sequence[Tensor]:
+    return (rows,) if len(cuts) == 1 else rows.split_with_sizes(list(cuts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -20,7 +20,7 @@ _WIDE = 8192  # outputs: a vocabulary; proving many rows of it costs much and se
 
 
 class Linear(Protocol):
-    """y = x W^T + b for rows whose count is a sum of admitted counts."""
+    """y = x W^T + b for an admitted number of rows."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -30,12 +30,8 @@ class Linear(Protocol):
     def nbytes(self) -> int:
         """Bytes of the weight as held."""
 
-    def __call__(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
-        """Multiply [rows, num_in] to [rows, num_out] in the same dtype.
-
-        Args:
-            cuts: Row counts of the calls to make, each admitted, with sum `rows`.
-        """
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply [rows, num_in] to [rows, num_out] in the same dtype."""
 
 
 class MatrixLinear:
@@ -51,17 +47,9 @@ class MatrixLinear:
         self.shape = (weight.shape[0], weight.shape[1])
         self.nbytes = weight.nbytes
 
-    def __call__(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        if len(cuts) == 1:
-            y = torch.mm(x, self._weight)
-        else:
-            y = x.new_empty(len(x), self._weight.shape[1])
-            start = 0
-            for count in cuts:
-                stop = start + count
-                torch.mm(x[start:stop], self._weight, out=y[start:stop])
-                start = stop
+        y = torch.mm(x, self._weight)
         return y if self._bias is None else y.add_(self._bias)
 
 
@@ -69,23 +57,15 @@ class PackedLinear:
     """oneDNN's product on a weight packed once; fast for bfloat16. See `MatrixLinear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._product = torch.ops.mkldnn._linear_pointwise.default
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BASE_ROWS)
         self._bias = bias
         self.shape = (weight.shape[0], weight.shape[1])
         self.nbytes = weight.nbytes
 
-    def __call__(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        product = torch.ops.mkldnn._linear_pointwise
-        if len(cuts) == 1:
-            return product(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]  # an untyped op
-        if not cuts:
-            return x.new_empty(0, self.shape[0])
-        parts = [
-            product(part, self._weight, self._bias, "none", [], "")
-            for part in x.split_with_sizes(list(cuts))
-        ]
-        return torch.cat(parts)
+        return self._product(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]  # an untyped op
 
 
 LinearKind = Callable[[Tensor, Tensor | None], Linear]
@@ -138,10 +118,11 @@ class LinearFactory:
     def _kind(self, num_out: int, num_in: int) -> str:
         shape = (num_out, num_in)
         if shape not in self._kinds:
-            exact = [kind for kind in self._makers if self._proof(kind, num_out, num_in)]
-            if not exact:
+            exact = (kind for kind in self._makers if self._proof(kind, num_out, num_in))
+            kind = next(exact, None)
+            if kind is None:
                 raise self._refusal(num_out, num_in)
-            self._kinds[shape] = exact[0]
+            self._kinds[shape] = kind
         return self._kinds[shape]
 
     def _proof(self, kind: str, num_out: int, num_in: int) -> frozenset[int]:
@@ -150,10 +131,7 @@ class LinearFactory:
             counts = [count for count in ROW_COUNTS if count <= 64 or num_out < _WIDE]
             x, weight = cancelling_operands(max(counts), num_in, num_out, seed=num_in)
             linear = self._makers[kind](weight.to(self.dtype), None)
-            found = admitted_row_counts(
-                lambda rows: linear(rows, (len(rows),)), x.to(self.dtype), counts
-            )
-            self._proofs[key] = found
+            self._proofs[key] = admitted_row_counts(linear, x.to(self.dtype), counts)
         return self._proofs[key]
 
     def _refusal(self, num_out: int, num_in: int) -> NumericsError:

@@ -9,11 +9,12 @@ from torch import Tensor
 class RmsNorm:
     """y = x / sqrt(mean(x²) + eps) · w over the last axis.
 
-    Torch reduces each row of the last axis by itself, and every other operation is a correctly
-    rounded one, so neither the number of rows nor of threads changes a row.
+    Torch reduces each row of the last axis by itself (a lone row of 32768 elements or more would
+    be split between threads), and every other operation is a correctly rounded one, so neither the
+    number of rows nor of threads changes a row.
 
     Args:
-        weight: [size]; held as float32.
+        weight: [size], size below 32768; held as float32.
         eps: Added to the mean of squares.
         is_zero_centred: The weight is stored as w - 1.
     Source: Zhang & Sennrich 2019 (arXiv:1910.07467).
@@ -28,7 +29,7 @@ class RmsNorm:
         self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise [..., size] float32 in place and return it; [..., size] bfloat16 as float32."""
+        """Normalise [..., size] of any float dtype; gives [..., size] float32."""
         x = x.float()
         length = torch.linalg.vector_norm(x, 2, -1, True)
         return torch.mul(x, length.mul_(length).add_(self._eps).rsqrt_()).mul_(self._weight)

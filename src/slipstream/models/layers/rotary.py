@@ -45,11 +45,11 @@ class RotaryTable:
         self._cos = torch.empty(0, 1, head_dim)
         self._sin = torch.empty(0, 1, head_dim)
 
-    def rotation(self, positions: Tensor, max_position: int) -> Rotation:
-        """Angles of `positions` ([rows] int64), none of which exceeds `max_position`."""
+    def angles(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
+        """cos and sin as `Rotation` holds them, of `positions` ([rows], none > `max_position`)."""
         while len(self._cos) <= max_position:
             self._grow()
-        return Rotation(self._cos.index_select(0, positions), self._sin.index_select(0, positions))
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _grow(self) -> None:
         start = len(self._cos)
