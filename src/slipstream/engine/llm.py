@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -70,6 +71,8 @@ class Generation:
 class LLM:
     """An engine in this process. Not thread-safe; use the server for concurrent callers.
 
+    The caller waits for as long as it takes, so the scheduler's timeouts are switched off.
+
     Args:
         model: As `model.source` in the configuration.
         config: A whole configuration instead.
@@ -88,10 +91,11 @@ class LLM:
             if model is not None:
                 overrides["model.source"] = model
             config = load_config(file=None, env={}, overrides=overrides)
-        self.config = config
+        self.config = config = _without_timeouts(config)
         self.engine = build_engine(config, SystemClock())
         self.tokenizer = self.engine.tokenizer
         self._num_requests = 0
+        self._inboxes: dict[str, deque[PromptDone | Tokens | Failed]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -189,28 +193,54 @@ class LLM:
         )
 
     def _events(self, submits: Sequence[Submit]) -> Iterator[PromptDone | Tokens]:
-        """Run until all are done; the queue is fed as it has room."""
+        """Events of these requests until all are done; the queue is fed as it has room."""
         waiting = list(reversed(submits))
-        live: set[str] = set()
-        unfinished = {item.request_id: item.n for item in submits}
+        unfinished: dict[str, int] = {}
         try:
-            while waiting or live:
-                while waiting and self.engine.has_room(waiting[-1].n):
+            while waiting or unfinished:
+                while waiting and (self.engine.has_room(waiting[-1].n) or not self.engine.has_work):
                     submit = waiting.pop()
                     self.engine.submit(submit)
-                    live.add(submit.request_id)
-                for event in self.engine.step():
-                    if isinstance(event, Failed):
-                        raise _error(event)
-                    assert isinstance(event, PromptDone | Tokens), f"unexpected {event}"
-                    if isinstance(event, Tokens) and event.finish_reason is not None:
-                        unfinished[event.request_id] -= 1
-                        if unfinished[event.request_id] == 0:
-                            live.discard(event.request_id)
-                    yield event
+                    self._inboxes[submit.request_id] = deque()
+                    unfinished[submit.request_id] = submit.n
+                self._step()
+                for request_id in list(unfinished):
+                    for event in self._taken(request_id):
+                        if isinstance(event, Tokens) and event.finish_reason is not None:
+                            unfinished[request_id] -= 1
+                            if unfinished[request_id] == 0:
+                                del unfinished[request_id]
+                        yield event
         finally:
-            for request_id in live:
+            for request_id in unfinished:
                 self.engine.cancel(request_id)
+            for submit in submits:
+                self._inboxes.pop(submit.request_id, None)
+
+    def _step(self) -> None:
+        """One step; every event goes to the inbox of its request, whoever reads that."""
+        for event in self.engine.step():
+            assert isinstance(event, PromptDone | Tokens | Failed), f"unexpected {event}"
+            self._inboxes[event.request_id].append(event)
+
+    def _taken(self, request_id: str) -> Iterator[PromptDone | Tokens]:
+        """Empty an inbox.
+
+        Raises:
+            RequestError: The request failed.
+        """
+        inbox = self._inboxes[request_id]
+        while inbox:
+            event = inbox.popleft()
+            if isinstance(event, Failed):
+                raise _error(event)
+            yield event
+
+
+def _without_timeouts(config: Config) -> Config:
+    patient = {"queue_timeout_s": None, "request_timeout_s": None}
+    scheduler = config.scheduler.model_copy(update=patient)
+    return config.model_copy(update={"scheduler": scheduler})
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

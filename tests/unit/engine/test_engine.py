@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_later_choices_find_the_prompt_in_the_cache() -> None:
     ],
 )
 def test_a_request_that_can_never_run_is_refused_with_its_reason(
-    prompt: tuple[int, ...], fields: dict[str, object], error: str
+    prompt: tuple[int, ...], fields: dict[str, Any], error: str
 ) -> None:
     harness = EngineHarness(logits_of=MODEL)
     with pytest.raises(InvalidRequestError, match=error):
