@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -48,6 +49,20 @@ class ConfigReader:
     def number(self, name: str, default: float | None = None) -> float:
         """A number; absent or null gives the default, without one it is refused."""
         return self._number(name, default, float)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """As `integer`, and at least 1: a size, or a number of things."""
+        value = self.integer(name, default)
+        if value < 1:
+            raise self._wrong(name, value, "at least 1")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """As `number`, and finite and above 0."""
+        value = self.number(name, default)
+        if not 0.0 < value < math.inf:
+            raise self._wrong(name, value, "a finite number above 0")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; absent or null gives the default."""

@@ -44,10 +44,10 @@ def read_decoder(
     Args:
         ties_embeddings: The family's default where config.json does not say.
     """
-    hidden_size = config.integer("hidden_size")
-    num_heads = config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", num_heads)
-    head_dim = config.integer("head_dim", hidden_size // num_heads)
+    hidden_size = config.count("hidden_size")
+    num_heads = config.count("num_attention_heads")
+    kv_heads = config.count("num_key_value_heads", num_heads)
+    head_dim = config.count("head_dim", hidden_size // num_heads)
     if num_heads % kv_heads or head_dim % 2:
         raise WeightsError(
             f"config.json has num_attention_heads = {num_heads}, num_key_value_heads = {kv_heads} "
@@ -62,14 +62,14 @@ def read_decoder(
     config.require("partial_rotary_factor", 1.0)
     return Hparams(
         family=family,
-        vocab_size=config.integer("vocab_size"),
+        vocab_size=config.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=config.count("intermediate_size"),
         num_heads=num_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=config.integer("max_position_embeddings"),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        max_positions=config.count("max_position_embeddings"),
+        norm_eps=config.positive("rms_norm_eps", 1e-6),
         activation=_ACTIVATIONS[activation],
         has_tied_embeddings=config.flag("tie_word_embeddings", ties_embeddings),
         attention_scale=head_dim**-0.5,
@@ -79,7 +79,7 @@ def read_decoder(
 
 def read_rotary(config: ConfigReader, default_theta: float = 10000.0) -> RotaryParams:
     """Rotary parameters: `rope_parameters`, or `rope_theta` with an optional `rope_scaling`."""
-    theta = config.number("rope_theta", default_theta)
+    theta = config.positive("rope_theta", default_theta)
     for name in ("rope_parameters", "rope_scaling"):
         section = config.section(name)
         if section is not None:
@@ -91,22 +91,22 @@ def read_rotary_section(
     section: ConfigReader, name: str, theta: float, config: ConfigReader
 ) -> RotaryParams:
     """One object with `rope_type` and its numbers; unsupported types are refused by name."""
-    theta = section.number("rope_theta", theta)
+    theta = section.positive("rope_theta", theta)
     section.require("partial_rotary_factor", 1.0)
     kind = section.text("rope_type", section.text("type", "default"))
     if kind == "default":
         params = RotaryParams(theta)
     elif kind == "linear":
-        params = RotaryParams(theta, "linear", section.number("factor"))
+        params = RotaryParams(theta, "linear", section.positive("factor"))
     elif kind == "llama3":
-        trained = config.integer("max_position_embeddings")
+        trained = config.count("max_position_embeddings")
         params = RotaryParams(
             theta,
             "llama3",
-            section.number("factor"),
-            section.number("low_freq_factor"),
-            section.number("high_freq_factor"),
-            section.integer("original_max_position_embeddings", trained),
+            section.positive("factor"),
+            section.positive("low_freq_factor"),
+            section.positive("high_freq_factor"),
+            section.count("original_max_position_embeddings", trained),
         )
     else:
         raise WeightsError(
@@ -123,7 +123,7 @@ def read_layers(
     is_sliding: Callable[[int], bool],
 ) -> tuple[LayerParams, ...]:
     """One entry per layer, by `layer_types` or else by the family's own rule."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.count("num_hidden_layers")
     types = config.texts("layer_types")
     if types is None:
         return tuple(sliding if is_sliding(layer) else full for layer in range(num_layers))

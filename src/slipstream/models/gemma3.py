@@ -21,11 +21,11 @@ def read_gemma3(config: ConfigReader) -> Hparams:
     config.require("final_logit_softcapping", None)
     config.require("use_bidirectional_attention", False)
     full_rotary, sliding_rotary = _read_rotaries(config)
-    pattern = config.integer("sliding_window_pattern", 6)
+    pattern = config.count("sliding_window_pattern", 6)
     layers = read_layers(
         config,
         LayerParams(None, full_rotary),
-        LayerParams(config.integer("sliding_window", 4096), sliding_rotary),
+        LayerParams(config.count("sliding_window", 4096), sliding_rotary),
         lambda layer: (layer + 1) % pattern != 0,
     )
     field = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
@@ -36,7 +36,7 @@ def read_gemma3(config: ConfigReader) -> Hparams:
     has_bias = config.flag("attention_bias", False)
     return replace(
         hparams,
-        attention_scale=config.number("query_pre_attn_scalar", hparams.head_dim) ** -0.5,
+        attention_scale=config.positive("query_pre_attn_scalar", hparams.head_dim) ** -0.5,
         qkv_bias=has_bias,
         output_bias=has_bias,
         has_qk_norm=True,
@@ -48,12 +48,12 @@ def read_gemma3(config: ConfigReader) -> Hparams:
 
 def _read_rotaries(config: ConfigReader) -> tuple[RotaryParams, RotaryParams]:
     """Rotary parameters of full and of sliding layers."""
-    local_theta = config.number("rope_local_base_freq", 10000.0)
+    local_theta = config.positive("rope_local_base_freq", 10000.0)
     section = config.section("rope_parameters")
     kinds = ("full_attention", "sliding_attention")
     if section is None or not any(section.has(kind) for kind in kinds):
         return read_rotary(config, 1e6), RotaryParams(local_theta)
-    theta = config.number("rope_theta", 1e6)
+    theta = config.positive("rope_theta", 1e6)
     read = []
     for kind, default in zip(kinds, (theta, local_theta), strict=True):
         part = section.section(kind)

@@ -9,7 +9,7 @@ from slipstream.models.hparams import Hparams, LayerParams
 
 def read_mistral(config: ConfigReader) -> Hparams:
     """Read a Mistral config.json; `sliding_window: null` means full attention."""
-    window = config.integer("sliding_window") if config.has("sliding_window") else None
+    window = config.count("sliding_window") if config.has("sliding_window") else None
     rotary = read_rotary(config)
     layers = read_layers(
         config, LayerParams(None, rotary), LayerParams(window, rotary), lambda _: window is not None

@@ -17,7 +17,7 @@ def read_qwen2(config: ConfigReader) -> Hparams:
 def read_qwen_layers(config: ConfigReader) -> tuple[LayerParams, ...]:
     """Layers from `max_window_layers` on slide, if `use_sliding_window` says so."""
     slides = config.flag("use_sliding_window", False)
-    window = config.integer("sliding_window", 4096) if slides else None
+    window = config.count("sliding_window", 4096) if slides else None
     config.integer("sliding_window", 0)  # without the flag its value has no effect
     first_sliding = config.integer("max_window_layers", 28)
     rotary = read_rotary(config)
