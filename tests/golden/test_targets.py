@@ -33,6 +33,15 @@ class Target:
         self.slots = SlotSource(1024).take(len(self.prompt) + 64)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Runner]]:
     folder = shared_dir("golden", "open", "targets", request.param)
