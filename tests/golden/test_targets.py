@@ -43,9 +43,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Runner]]:
+def loaded(request: pytest.FixtureRequest) -> tuple[Path, Runner]:
     folder = shared_dir("golden", "open", "targets", request.param)
-    yield folder, make_runner(folder, num_slots=1024)
+    return folder, make_runner(folder, num_slots=1024)
 
 
 @pytest.fixture(params=["a", "b"], ids=["short", "long"])
