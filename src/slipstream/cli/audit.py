@@ -13,6 +13,7 @@ from slipstream.cli.auditing import (
     Wanted,
     audit_engine,
     audit_url,
+    keep_named,
     output_console,
     progress_bar,
     publish,
@@ -44,6 +45,9 @@ def lossless(
         typer.Option("--prompts", "-p", help="JSON lines with `messages` or `prompt`; repeatable."),
     ],
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="ID,...", help="Only the prompts with these ids.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most output tokens of a turn.")] = 64,
     sampling: Annotated[
         str,
@@ -93,7 +97,8 @@ def lossless(
     and drafts accepted and rejected, prefixes found and requests preempted (not with --url).
     """
     about = read_about(prompts, json_file)
-    chosen = select_prompts(read_prompts(prompts), max_prompts=max_prompts)
+    named = read_prompts(prompts) if only is None else keep_named(read_prompts(prompts), only)
+    chosen = select_prompts(named, max_prompts=max_prompts)
     wanted = Wanted(
         samplings=parse_samplings(sampling),
         concurrencies=parse_concurrencies(concurrency),

@@ -70,6 +70,23 @@ class Audited:
     token_text: TokenText
 
 
+def keep_named(prompts: Sequence[Prompt], ids: str) -> list[Prompt]:
+    """The prompts with the ids of a comma-separated list.
+
+    Raises:
+        ConfigError: There is no prompt of such an id.
+    """
+    wanted = dict.fromkeys(item.strip() for item in ids.split(","))
+    found = {prompt.prompt_id: prompt for prompt in prompts}
+    unknown = [name for name in wanted if name not in found]
+    if unknown:
+        raise ConfigError(
+            f'--only names "{unknown[0]}", which no prompt is called',
+            hint=f"the first is {prompts[0].prompt_id}",
+        )
+    return [found[name] for name in wanted]
+
+
 def audit_url(url: str, wanted: Wanted, prompts: list[Prompt]) -> Audited:
     from slipstream.audit.url_target import UrlTarget
 
@@ -161,20 +178,29 @@ def progress_bar() -> Progress:
 
 
 class _BarProgress:
-    """Implements `slipstream.audit.lossless.AuditProgress`."""
+    """Moves a bar; where standard error is no terminal, prints a line a setting.
+
+    Implements `slipstream.audit.lossless.AuditProgress`.
+    """
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._task = bar.add_task("loading", total=None)
+        self._num_jobs = self._num_done = 0
 
     def begin(self, num_jobs: int) -> None:
         """Set the total."""
+        self._num_jobs = num_jobs
         self._bar.update(self._task, total=num_jobs)
 
     def describe(self, what: str) -> None:
         """Say what runs."""
         self._bar.update(self._task, description=what)
+        console = self._bar.console
+        if not console.is_terminal:
+            console.print(f"{self._num_done}/{self._num_jobs} {what}", highlight=False)
 
     def advance(self) -> None:
         """One generation more."""
+        self._num_done += 1
         self._bar.advance(self._task)
