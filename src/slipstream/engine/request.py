@@ -39,6 +39,7 @@ class Group:
             find it in the prefix cache.
         num_cached_tokens: Prompt tokens that the first choice did not have to compute.
         prompt_logprobs: Filled as the prompt is computed, if they were asked for.
+        stops: The stop strings; each choice watches its own output for them.
     """
 
     submit: Submit
@@ -48,6 +49,11 @@ class Group:
     is_prompt_cached: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    stops: StopStrings = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.submit.params
+        self.stops = StopStrings(params.stop, include_stop=params.include_stop)
 
 
 class Request:
@@ -96,7 +102,7 @@ class Request:
         self._eos = frozenset() if self.params.ignore_eos else frozenset(tokenizer.eos_token_ids)
         self._stop_ids = frozenset(self.params.stop_token_ids)
         self._detokenizer = IncrementalDetokenizer(tokenizer, submit.prompt[-8:])
-        self._stops = StopStrings(self.params.stop, include_stop=self.params.include_stop)
+        self._stops = group.stops.restarted()
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
         self._new_text: list[str] = []

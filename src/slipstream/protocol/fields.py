@@ -78,7 +78,7 @@ _SAMPLING = {
     "max_tokens": "most output tokens; default: 16 (completions), the rest of the context (chat)",
     "min_tokens": "EOS and stop tokens cannot be drawn before this many output tokens",
     "ignore_eos": "EOS does not end the output",
-    "stop": "string or up to 16 strings that end the output",
+    "stop": "string or up to 16 strings, of at most 1024 characters each, that end the output",
     "stop_token_ids": "token ids that end the output",
     "include_stop_str_in_output": "keep the stop string in the text",
     "logprobs_mode": '`"raw"`: the model\'s own distribution (default); `"processed"`: after '

@@ -12,6 +12,7 @@ from slipstream.errors import InvalidRequestError
 MAX_TOP_LOGPROBS = 20
 SEED_BITS = 64
 MIN_TEMPERATURE = 1e-5
+MAX_STOP_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class SamplingParams:
         max_tokens: Most output tokens; at least 1.
         min_tokens: EOS and stop tokens cannot be drawn before this many output tokens.
         ignore_eos: EOS does not end the output (it can still be drawn).
-        stop: Strings that end the output.
+        stop: Strings that end the output, of at most `MAX_STOP_CHARS` characters each.
         stop_token_ids: Tokens that end the output.
         include_stop: Keep the stop string in the text.
         seed: Seed of the noise, 64 bits.
@@ -89,6 +90,12 @@ class SamplingParams:
             raise InvalidRequestError("bad_words holds an empty word", param="bad_words")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop holds an empty string", param="stop")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise InvalidRequestError(
+                f"a stop string has at most {MAX_STOP_CHARS} characters, got one of {longest}",
+                param="stop",
+            )
         if self.logprobs_mode not in ("raw", "processed"):
             raise InvalidRequestError(
                 f'logprobs_mode must be "raw" or "processed", got "{self.logprobs_mode}"',
@@ -142,7 +149,14 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
     is_low = value <= low if low_open else value < low
     if math.isnan(value) or is_low or value > high:
-        least = f"above {low:g}" if low_open else f"at least {low:g}"
-        most = "" if high == math.inf else f" and at most {high:g}"
+        least = f"above {_written(low)}" if low_open else f"at least {_written(low)}"
+        most = "" if high == math.inf else f" and at most {_written(high)}"
         field_name = name.split("[", maxsplit=1)[0]
-        raise InvalidRequestError(f"{name} must be {least}{most}, got {value:g}", param=field_name)
+        raise InvalidRequestError(
+            f"{name} must be {least}{most}, got {_written(value)}", param=field_name
+        )
+
+
+def _written(value: float) -> str:
+    """Whole numbers with all their digits: a seed has 20."""
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from slipstream.errors import InvalidRequestError
@@ -56,6 +57,12 @@ class StopStrings:
         self._include_stop = include_stop
         self._held = ""
         self._matched: str | None = None
+
+    def restarted(self) -> StopStrings:
+        """The same strings, watched in another output; what is known of them is shared."""
+        other = copy(self)
+        other._state, other._held, other._matched = self._root, "", None
+        return other
 
     def push(self, text: str) -> StopResult:
         """Take the next piece of text; after a match everything is swallowed."""

@@ -37,6 +37,7 @@ from slipstream.sampling.state import advance, initial_state
         ("allowed_token_ids", ()),
         ("bad_words", ((),)),
         ("stop", ("",)),
+        ("stop", ("ok", "x" * 1025)),
         ("logprobs_mode", "cooked"),
     ],
 )
@@ -45,6 +46,11 @@ def test_a_value_outside_its_range_is_refused_by_name(name: str, value: Any) -> 
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert name in caught.value.message
+
+
+def test_large_whole_numbers_are_shown_with_all_their_digits() -> None:
+    with pytest.raises(InvalidRequestError, match="at most 18446744073709551615, got 18446744073"):
+        SamplingParams(seed=2**64)
 
 
 @pytest.mark.parametrize(

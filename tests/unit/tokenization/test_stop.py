@@ -82,6 +82,16 @@ def test_an_empty_stop_string_is_refused() -> None:
     assert refusal.value.param == "stop"
 
 
+def test_a_restarted_watch_forgets_the_text_and_keeps_the_strings() -> None:
+    first = StopStrings(["END"], include_stop=True)
+    first.push("abEN")
+    second = first.restarted()
+
+    assert second.push("Dxy") == StopResult("Dxy")
+    assert first.push("D") == StopResult("D", "END")
+    assert second.push("END") == StopResult("END", "END")
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What is known for certain after `text`: all that was let through, and the match."""
