@@ -36,14 +36,20 @@ async def _tokenize(service: Service, request: Request) -> Response:
         service.check_model(asked.model)
     tokens = await off_loop(partial(tokenize, service, asked), len(body))
     info = service.engine.info
-    strings = [service.tokenizer.token_text(token) for token in tokens]
+    strings = None
+    if asked.return_token_strs:
+        strings = await off_loop(partial(_token_strs, service, tokens), len(body))
     answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=None if info is None else info.max_model_len,
         tokens=tokens,
-        token_strs=strings if asked.return_token_strs else None,
+        token_strs=strings,
     )
     return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _token_strs(service: Service, tokens: list[int]) -> list[str]:
+    return [service.tokenizer.token_text(token) for token in tokens]
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
