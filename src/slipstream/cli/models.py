@@ -16,7 +16,6 @@ from slipstream.cli.progress import BarProgress
 from slipstream.config.model import ModelConfig
 from slipstream.errors import WeightsError
 from slipstream.weights.cache import CachedModel, ModelCache
-from slipstream.weights.layout import read_layout
 from slipstream.weights.sources import cache_of, resolve_source, source_of
 from slipstream.weights.summary import CheckpointSummary, summarize
 
@@ -55,7 +54,7 @@ def pull(
     flags = {"model.source": source, "model.revision": revision, "model.sha256": sha256}
     model = load(config, settings, flags).model
     path = resolve_source(model, progress=BarProgress(), refresh=force)
-    read_layout(path)
+    summarize(path)
     typer.echo(path)
 
 
@@ -122,7 +121,7 @@ def verify(
     elif (entry := cache.entry(source_of(model).name)) is not None:
         targets = [entry]
     else:
-        read_layout(_present_path(model))
+        summarize(_present_path(model))
         Console().print(f"{source}: headers, sizes and checksum files are right", soft_wrap=True)
         return
     problems = {target.folder: _problem(cache, target, progress) for target in targets}
@@ -139,7 +138,7 @@ def _problem(cache: ModelCache, model: CachedModel, progress: BarProgress) -> st
     progress.begin(f"verifying {model.folder.name}", model.num_bytes)
     try:
         cache.verify(model, progress.advance)
-        read_layout(model.folder)
+        summarize(model.folder)
     except WeightsError as error:
         return error.message
     finally:

@@ -195,6 +195,19 @@ def test_verify_of_a_folder_checks_its_headers(
     assert "model.safetensors is truncated" in capsys.readouterr().err
 
 
+def test_verify_of_a_gguf_file_finds_that_it_is_cut_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = write_tiny_gguf(tmp_path / "whole.gguf", write_tiny_checkpoint(tmp_path / "tiny"))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole.read_bytes()[:-1])
+
+    assert run("models", "verify", str(whole)) == 0
+    assert run("models", "verify", str(cut)) == 1
+
+    assert "cut.gguf is truncated" in capsys.readouterr().err
+
+
 def test_the_commands_do_not_load_torch() -> None:
     program = "import sys\nimport slipstream.cli.models\nsys.exit('torch' in sys.modules)\n"
 
