@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from slipstream.attention.row_proof import (
-    BASE_ROWS,
     ROW_COUNTS,
     admitted_row_counts,
     cancelling_operands,
 )
 from slipstream.errors import NumericsError
 
+_PACKING_ROWS = 1  # the layout for one row keeps one order up to the most rows
 _WIDE = 8192  # outputs: a vocabulary; proving many rows of it costs much and serves nobody
 
 
@@ -58,7 +58,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._product = torch.ops.mkldnn._linear_pointwise.default
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BASE_ROWS)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKING_ROWS)
         self._bias = bias
         self.shape = (weight.shape[0], weight.shape[1])
         self.nbytes = weight.nbytes
