@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import shlex
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.panel import Panel
+from rich.text import Text
 
 from slipstream import __version__
 from slipstream.cli.options import (
@@ -86,7 +89,7 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
         api_keys=api_keys,
     )
     drafters = ", ".join(item.name for item in config.speculation.drafters)
-    messages = _Messages(service.model, drafters or "none (speculation is off)")
+    messages = Messages(service.model, drafters or "none (speculation is off)")
     hooks = Hooks(messages.listening, messages.ready, messages.draining)
     await run_server(service, hooks)
 
@@ -95,31 +98,41 @@ def _seed_source(seed: int | None) -> random.Random:
     return random.SystemRandom() if seed is None else random.Random(seed)
 
 
-class _Messages:
+class Messages:
     """What a person at the terminal sees while the service lives."""
 
-    def __init__(self, model: str, drafters: str) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, model: str, drafters: str, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
         self._model = model
         self._drafters = drafters
         self._url = ""
 
     def listening(self, url: str) -> None:
         self._url = url
-        self._console.print(f"[dim]{url} is up, loading {self._model} ...[/dim]")
+        self._console.print(
+            f"{url} is up, loading {self._model} ...", style="dim", markup=False, soft_wrap=True
+        )
 
     def ready(self, info: EngineInfo) -> None:
-        question = '{"model": "%s", "messages": [{"role": "user", "content": "Hello!"}]}'
-        lines = (
-            f"[bold]{self._model}[/bold] is ready at [bold]{self._url}[/bold]\n"
-            f"context {info.max_model_len} tokens, KV cache {info.kv_tokens} tokens, "
-            f"drafters: {self._drafters}\n\n"
-            f"curl {self._url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-            f"  -d '{question % self._model}'"
+        facts = Text.assemble(
+            (self._model, "bold"),
+            " is ready at ",
+            (self._url, "bold"),
+            f"\ncontext {info.max_model_len} tokens, KV cache {info.kv_tokens} tokens, "
+            f"drafters: {self._drafters}",
         )
-        self._console.print(Panel(lines, expand=False), highlight=False, soft_wrap=True)
+        self._console.print(Panel(facts, expand=False))
+        # Without a frame and never cut, so that it can be copied from any terminal.
+        self._console.print(self._example(), markup=False, highlight=False, soft_wrap=True)
+
+    def _example(self) -> str:
+        body = {"model": self._model, "messages": [{"role": "user", "content": "Hello!"}]}
+        return (
+            f"curl {self._url}/v1/chat/completions \\\n"
+            "  -H 'Content-Type: application/json' \\\n"
+            f"  -d {shlex.quote(json.dumps(body))}\n"
+        )
 
     def draining(self, num_requests: int) -> None:
-        self._console.print(
-            f"[dim]stopping; {num_requests} requests are finishing (again: stop now)[/dim]"
-        )
+        waiting = f"; {num_requests} requests are finishing (again: stop now)"
+        self._console.print(f"[dim]stopping{waiting if num_requests else ''}[/dim]")
