@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from slipstream.cli.options import (
     ConfigOption,
@@ -16,8 +19,8 @@ from slipstream.cli.options import (
     load,
     speculation_flag,
 )
-from slipstream.errors import RequestError
-from slipstream.sampling.params import SamplingParams
+from slipstream.errors import RequestError, TokenizerError
+from slipstream.sampling.params import SEED_BITS, SamplingParams
 
 if TYPE_CHECKING:  # torch is imported only when the command runs
     from slipstream.engine.llm import LLM
@@ -41,28 +44,41 @@ def chat(
     settings: SetOption = None,
 ) -> None:
     """Chat in the terminal; answers stream, and each ends with what speculation did."""
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed or 0
+    )
     effective = load(config, settings, {"model.source": model} | speculation_flag(speculation))
     from slipstream.cli.loading import load_llm
 
     console = Console()
     opening = [{"role": "system", "content": system}] if system else []
     with load_llm(effective) as llm:
-        console.print(f"[bold]{llm.engine.info.model}[/bold]  [dim]{HELP}[/dim]")
+        console.print(f"[bold]{escape(llm.engine.info.model)}[/bold]  [dim]{HELP}[/dim]")
         messages = list(opening)
         while (text := _ask(console)) is not None:
             if text == "/reset":
                 messages = list(opening)
-            elif text.startswith("/seed"):
-                seed = int(text.split()[1]) if text.split()[1:] else None
+            elif text.split()[0] == "/seed":
+                seed = _read_seed(console, text, seed)
             else:
-                params = SamplingParams(
-                    temperature=temperature,
-                    top_p=top_p,
-                    max_tokens=max_tokens,
-                    seed=secrets.randbits(63) if seed is None else seed,
-                )
+                drawn = secrets.randbits(63) if seed is None else seed
                 messages.append({"role": "user", "content": text})
-                _answer(console, llm, messages, params)
+                _answer(console, llm, messages, replace(params, seed=drawn))
+
+
+def _read_seed(console: Console, text: str, seed: int | None) -> int | None:
+    """The seed after `/seed`, None without one; `seed` as it was if it is none."""
+    given = text.split()[1:]
+    if not given:
+        return None
+    if re.fullmatch(r"[0-9]{1,20}", " ".join(given)) and int(given[0]) < 2**SEED_BITS:
+        return int(given[0])
+    console.print(
+        f"[red]error:[/red] a seed is a whole number from 0 to {2**SEED_BITS - 1}, "
+        f"got {escape(' '.join(given))}",
+        highlight=False,
+    )
+    return seed
 
 
 def _ask(console: Console) -> str | None:
@@ -89,8 +105,8 @@ def _answer(
                     f"mean acceptance length {stats.mean_acceptance_length:.2f}, "
                     f"seed {params.seed}[/dim]"
                 )
-    except RequestError as error:
-        console.print(f"[red]error:[/red] {error.message}", highlight=False)
+    except (RequestError, TokenizerError) as error:  # of this message; the conversation goes on
+        console.print(f"[red]error:[/red] {escape(error.message)}", highlight=False)
         messages.pop()
         return
     except KeyboardInterrupt:
