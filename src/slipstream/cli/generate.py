@@ -20,6 +20,7 @@ from slipstream.cli.options import (
     load,
     speculation_flag,
 )
+from slipstream.cli.prompt_file import read_prompts
 from slipstream.errors import ConfigError
 from slipstream.sampling.params import SamplingParams
 
@@ -77,15 +78,7 @@ def _prompts(arguments: list[str], file: Path | None) -> list[str | list[dict[st
         sys.stdin.read() if text == "-" else text for text in arguments
     ]
     if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").split("\n")
-            entries = [json.loads(line) for line in lines if line.strip()]
-            texts += [entry.get("prompt") or entry["messages"] for entry in entries]
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"{file} does not hold prompts: {error}",
-                hint='each line is a JSON object with "prompt" or "messages"',
-            ) from error
+        texts += read_prompts(file)
     if not texts:
         raise ConfigError("no prompt was given", hint='try: slipstream generate "Hello"')
     return texts
