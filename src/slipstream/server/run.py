@@ -15,6 +15,7 @@ import uvicorn
 from slipstream.engine.messages import EngineInfo
 from slipstream.errors import StartupError
 from slipstream.server.app import create_app
+from slipstream.server.connection import HeadTimeoutProtocol
 from slipstream.server.context import Service
 from slipstream.server.listen import check_listen_address, open_listener, url_of
 
@@ -92,6 +93,7 @@ async def serve(service: Service, hooks: Hooks | None = None) -> None:
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(service),
+        http=HeadTimeoutProtocol,
         log_config=None,
         access_log=False,
         lifespan="off",

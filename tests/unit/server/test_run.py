@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 from slipstream.config.server import ServerConfig
 from slipstream.engine.messages import EngineInfo
 from slipstream.errors import StartupError, WeightsError
+from slipstream.server.connection import HeadTimeoutProtocol
 from slipstream.server.context import Service
 from slipstream.server.listen import check_listen_address, is_loopback, open_listener, url_of
 from slipstream.server.run import Hooks, serve
@@ -100,6 +101,38 @@ async def test_closing_the_connection_cancels_the_request() -> None:
         await until(lambda: len(engine.cancelled) == 2)
         engine.gate.set()
     assert engine.num_running == 0
+
+
+@pytest.mark.parametrize(("head", "num_requests"), [(b"", 0), (b"GET / HT", 0), (b"GET / HT", 1)])
+@in_loop
+async def test_a_connection_that_never_finishes_a_request_s_head_is_closed(
+    head: bytes, num_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeadTimeoutProtocol, "head_timeout_s", 0.2)
+    async with running(FakeEngine()) as server:
+        port = int(server.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(num_requests):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"ok"), 3)
+            await reader.readuntil(b"}")
+        writer.write(head)
+        rest = await asyncio.wait_for(reader.read(), 3)
+        writer.close()
+    assert rest == b""
+
+
+@in_loop
+async def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadTimeoutProtocol, "head_timeout_s", 0.1)
+    engine = FakeEngine()
+    engine.gate.clear()
+    async with running(engine) as server, httpx.AsyncClient(base_url=server.url) as client:
+        task = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body()))
+        await until(lambda: engine.submitted)
+        await asyncio.sleep(0.3)
+        engine.gate.set()
+        assert (await task).status_code == 200
 
 
 @in_loop
