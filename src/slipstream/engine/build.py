@@ -29,13 +29,9 @@ from slipstream.kv.storage import KvStorage
 from slipstream.observability.engine_metrics import EngineMetrics
 from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.build import build_drafters
-from slipstream.speculation.control import (
-    CostController,
-    DraftLimit,
-    FixedController,
-    LengthController,
-)
+from slipstream.speculation.control import DraftLimit, FixedController, LengthController
 from slipstream.speculation.cost import StepCost
+from slipstream.speculation.cost_control import CostController
 from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts
 from slipstream.speculation.propose import Proposer

@@ -96,7 +96,11 @@ def step(stages: Stages) -> StepReport:
     if not plan.items:
         return StepReport(plan)
 
-    proposal = stages.proposer.propose(_asks(plan), sum(item.num_tokens for item in plan.items))
+    proposal = stages.proposer.propose(
+        _asks(plan),
+        num_other_rows=sum(item.num_tokens for item in plan.items),
+        num_tokens=sum(item.is_last_chunk for item in plan.items),
+    )
     batch = build_batch(plan, proposal.trees)
 
     started_s = clock.now()

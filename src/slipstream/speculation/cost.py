@@ -41,7 +41,7 @@ class StepCost:
     def _shape(self, rows: int) -> float:
         index = bisect_left(self._rows, rows)
         if index == len(self._rows):
-            return self._seconds[-1] * rows / self._rows[-1]
+            return self._monotone(index - 1) * rows / self._rows[-1]
         if index == 0 or self._rows[index] == rows:
             return self._monotone(index)
         low, high = self._rows[index - 1], self._rows[index]

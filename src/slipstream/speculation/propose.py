@@ -55,11 +55,12 @@ class Proposer:
         self.controller = controller
         self._clock = clock
 
-    def propose(self, asks: Sequence[Ask], num_other_rows: int) -> Proposal:
+    def propose(self, asks: Sequence[Ask], num_other_rows: int, num_tokens: int) -> Proposal:
         """Drafts for all `asks`, pruned by the controller.
 
         Args:
             num_other_rows: Rows that the pass has without any draft.
+            num_tokens: Tokens that the pass draws without any draft, for `asks` and all others.
         """
         if not asks:
             return Proposal({}, {}, 0.0)
@@ -73,7 +74,7 @@ class Proposer:
                 if tree:
                     proposals[context.request_id].append(tree)
         merged = {ask.context.request_id: _merge(proposals, ask.context) for ask in asks}
-        kept = self.controller.prune(merged, num_other_rows)
+        kept = self.controller.prune(merged, num_other_rows, num_tokens)
         return Proposal(
             trees=kept,
             num_proposed={request_id: len(tree) for request_id, tree in merged.items()},
