@@ -109,10 +109,13 @@ class EngineObserver:
 
     def _warn(self, usage: KvUsage) -> None:
         is_tight = usage.pressure >= self._warn_at
-        if is_tight and not self._is_tight:
+        if not is_tight:
+            # Forgotten only well below: a full engine crosses the mark with every request.
+            self._is_tight = self._is_tight and usage.pressure >= self._warn_at / 2
+        elif not self._is_tight:
+            self._is_tight = True
             log.warning(
                 "%.0f %% of the KV pages are in use by running requests; at "
                 "memory.high_at drafts stop and nobody is admitted",
                 100.0 * usage.pressure,
             )
-        self._is_tight = is_tight
