@@ -119,6 +119,24 @@ def test_an_engine_that_keeps_crashing_is_given_up(model_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_an_engine_that_dies_each_time_it_was_ready_is_given_up_too(model_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_engine(model_path, **{"engine.restart_limit": 1}) as client:
+            for _ in range(2):
+                async with asyncio.timeout(60):
+                    while not client.is_ready:  # noqa: ASYNC110 - a state, not an event
+                        await asyncio.sleep(0.05)
+                assert client.process_id is not None
+                os.kill(client.process_id, signal.SIGKILL)
+                while client.is_ready:  # noqa: ASYNC110 - a state, not an event
+                    await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                while client.state != "failed":  # noqa: ASYNC110 - a state, not an event
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
 def test_closing_a_stream_cancels_its_request(model_path: Path) -> None:
     async def scenario() -> None:
         async with running_engine(model_path) as client:

@@ -20,7 +20,8 @@ class EngineConfig(Section):
     restart_limit: int = Field(
         default=5,
         ge=0,
-        description="Restarts of a crashed engine before the service gives up; 0 never restarts.",
+        description="Restarts of a crashed engine in a row before the service gives up; 0 never "
+        "restarts. A minute of readiness ends a row.",
     )
     restart_backoff_s: float = Field(
         default=1.0,

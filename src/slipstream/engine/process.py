@@ -42,6 +42,7 @@ from slipstream.errors import (
 
 TICK_S = 1.0
 HANG_TICKS = 120
+STABLE_TICKS = 60
 
 _RETRY = "try again in a few seconds"
 
@@ -52,7 +53,8 @@ class ProcessEngineClient:
     """Implements `EngineClient` over a child process.
 
     A crash ends the requests in flight with `EngineFailureError`; the child is started again after
-    a back-off that doubles, at most `engine.restart_limit` times in a row. A start that fails for
+    a back-off that doubles, at most `engine.restart_limit` times in a row (a minute of readiness
+    ends a row). A start that fails for
     a reason that will not go away (a broken checkpoint, say) is not tried again.
 
     Silence is counted in ticks of this process's own loop, not in wall time: when the whole
@@ -183,10 +185,10 @@ class ProcessEngineClient:
         backoff_s = self._config.engine.restart_backoff_s
         num_failures = 0
         while True:
-            was_ready = await self._run_child()
+            num_ready_ticks = await self._run_child()
             if self._start_failure is not None:
                 return self._set_state("failed")
-            num_failures = 1 if was_ready else num_failures + 1
+            num_failures = 1 if num_ready_ticks >= STABLE_TICKS else num_failures + 1
             self._fail_all(EngineFailureError("the engine process ended unexpectedly"))
             if num_failures > self._config.engine.restart_limit:
                 log.error("engine gave up after %d restarts", num_failures - 1)
@@ -197,8 +199,8 @@ class ProcessEngineClient:
             log.error("engine process ended; restart %d in %.1f s", self.num_restarts, delay_s)
             await asyncio.sleep(delay_s)
 
-    async def _run_child(self) -> bool:
-        """Run one child to its end; whether it had become ready."""
+    async def _run_child(self) -> int:
+        """Run one child to its end; for how many ticks it had been ready."""
         address = f"ipc://{Path(self._folder.name) / f'engine-{self.num_restarts}.sock'}"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.sndhwm = 0  # bounded by the requests that the server lets in
@@ -209,20 +211,21 @@ class ProcessEngineClient:
         assert self._process.stdin is not None, "the child was given a pipe"
         self._process.stdin.write(self._config.model_dump_json().encode() + b"\n")
         self._silent_ticks = 0
+        num_ready_ticks = 0
         ended = asyncio.create_task(self._process.wait())
         reader = asyncio.create_task(self._read(self._socket))
         try:
             while not ended.done():
                 await asyncio.wait({ended, reader}, timeout=TICK_S, return_when="FIRST_COMPLETED")
                 self._silent_ticks += 1
+                num_ready_ticks += self.state == "ready"
                 if self.state == "ready" and self._silent_ticks > HANG_TICKS:
                     log.error("the engine was silent for %d s: ending it", HANG_TICKS)
                     self._process.kill()
-            was_ready = self.state in ("ready", "draining")
-            if was_ready:
+            if self.state == "ready":
                 self._set_state("restarting")  # at once: nobody may be sent here any more
             await asyncio.wait({reader}, timeout=0.2)  # what it said last, such as StartFailed
-            return was_ready
+            return num_ready_ticks
         finally:
             for task in (ended, reader):
                 task.cancel()
