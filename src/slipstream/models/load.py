@@ -38,7 +38,7 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Decoder:
     table = reader.tensor("model.embed_tokens.weight", hparams.vocab_size, hparams.hidden_size)
     table = table.to(dtype)
     # Public files of models with tied embeddings sometimes hold the same matrix twice.
-    stored_head = checkpoint.optional("lm_head.weight")
+    stored_head = reader.optional("lm_head.weight", hparams.vocab_size, hparams.hidden_size)
     head = reader.factory.make(
         table if hparams.has_tied_embeddings or stored_head is None else stored_head
     )
@@ -164,7 +164,17 @@ class _WeightReader:
                 f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for "
                 f"{list(shape)}"
             )
+        if not tensor.is_floating_point():
+            raise WeightsError(
+                f"tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}; weights "
+                "are read as float32, float16, bfloat16 or GGUF blocks",
+                hint="convert the checkpoint to one of these",
+            )
         return tensor
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        """As `tensor`, or None if there is no such tensor."""
+        return self.tensor(name, *shape) if name in self._checkpoint.names() else None
 
     def _head_norm(self, name: str) -> RmsNorm | None:
         return self.norm(name, self._hparams.head_dim) if self._hparams.has_qk_norm else None

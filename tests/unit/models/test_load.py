@@ -85,3 +85,25 @@ def test_a_tensor_that_nothing_uses_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(WeightsError, match=r"q_proj\.bias"):
         load(edited(path, add))
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_integer_weights_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = write_tiny_checkpoint(tmp_path, "llama")
+
+    def quantise(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensors[name].to(torch.int8)
+
+    with pytest.raises(WeightsError, match=f"{name} is of type int8"):
+        load(edited(path, quantise))
+
+
+def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, "qwen3")
+
+    def shrink(tensors: dict[str, Tensor]) -> None:
+        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+        tensors["lm_head.weight"] = head[:-1].clone()
+
+    with pytest.raises(WeightsError, match=r"lm_head\.weight has shape"):
+        load(edited(path, shrink))
