@@ -192,7 +192,7 @@ def _plan(
     speculation = speculation_options(request.speculation, info)
     submits = []
     for i, prompt in enumerate(prompts):
-        budget = output_budget(len(prompt), asked, default, info.max_model_len)
+        budget = output_budget(len(prompt), asked, default, info.max_model_len, request)
         params = sampling_params(
             request,
             max_tokens=budget,

@@ -15,32 +15,42 @@ from slipstream.server.context import TextCodec
 COMPLETIONS_MAX_TOKENS = 16  # the OpenAI API's default for /v1/completions
 
 _Number = TypeVar("_Number", int, float)
+AnyRequest = ChatRequest | CompletionRequest
 
 
-def output_budget(num_prompt_tokens: int, asked: int | None, default: int, context: int) -> int:
+def output_budget(
+    num_prompt_tokens: int, asked: int | None, default: int, context: int, request: AnyRequest
+) -> int:
     """Most output tokens: what was asked for, or `default` as far as the context goes.
+
+    Args:
+        request: Its own field names stand in the errors.
 
     Raises:
         InvalidRequestError: The prompt is empty.
         ContextLengthError: Prompt, or prompt plus `asked`, is longer than `context`; one output
             token must always fit.
     """
+    prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
     if num_prompt_tokens == 0:
-        raise InvalidRequestError("the prompt is empty; give at least one token", param="prompt")
+        raise InvalidRequestError(
+            "the prompt is empty; give at least one token", param=prompt_field
+        )
     room = context - num_prompt_tokens
     if room < 1:
         raise ContextLengthError(
             f"the prompt has {num_prompt_tokens} tokens; this model's context is {context} tokens, "
             "of which at least 1 is left for the output",
-            param="prompt",
+            param=prompt_field,
         )
     if asked is None:
         return min(default, room)
     if asked > room:
+        field = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
         raise ContextLengthError(
-            f"the prompt's {num_prompt_tokens} tokens and max_tokens = {asked} make "
+            f"the prompt's {num_prompt_tokens} tokens and {field} = {asked} make "
             f"{num_prompt_tokens + asked}; this model's context is {context} tokens",
-            param="max_tokens",
+            param=field,
         )
     return max(asked, 1)
 

@@ -364,3 +364,17 @@ def test_any_body_gets_an_answer_or_a_typed_refusal(
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({}, "messages"), ({"max_completion_tokens": 99}, "max_completion_tokens")],
+)
+@in_loop
+async def test_a_chat_over_the_context_names_the_field_that_the_client_sent(
+    fields: dict[str, int], param: str
+) -> None:
+    size = 64 if fields else 2
+    async with client_of(service_over(FakeEngine(max_model_len=size))) as client:
+        response = await client.post("/v1/chat/completions", json=chat_body(**fields))
+    assert assert_error(response.json(), "context_length_exceeded")["param"] == param
