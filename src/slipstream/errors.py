@@ -1,26 +1,26 @@
 """Every error a user can meet, in one tree.
 
-    SlipstreamError
-    ├── ConfigError                  a configuration key or value
-    ├── WeightsError                 a checkpoint that is missing, corrupt or does not fit
-    │   └── ChecksumError
-    ├── TokenizerError
-    ├── VocabularyMismatchError      target and drafter disagree on a token
-    ├── NumericsError                this machine's matrix library cannot give exact rows
-    ├── CapacityError                memory, disk or another resource is exhausted
-    ├── StartupError                 a port in use, a process that does not come up
-    └── RequestError                 one request; carries HTTP status and OpenAI error fields
-        ├── InvalidRequestError      400
-        ├── ContextLengthError       400
-        ├── UnsupportedParameterError 400
-        ├── AuthenticationError      401
-        ├── ModelNotFoundError       404
-        ├── RequestTimeoutError      408
-        ├── RequestTooLargeError     413
-        ├── QueueFullError           429
-        ├── RequestCancelledError    499
-        ├── EngineFailureError       500
-        └── EngineUnavailableError   503
+SlipstreamError
+├── ConfigError                  a configuration key or value
+├── WeightsError                 a checkpoint that is missing, corrupt or does not fit
+│   └── ChecksumError
+├── TokenizerError
+├── VocabularyMismatchError      target and drafter disagree on a token
+├── NumericsError                this machine's matrix library cannot give exact rows
+├── CapacityError                memory, disk or another resource is exhausted
+├── StartupError                 a port in use, a process that does not come up
+└── RequestError                 one request; carries HTTP status and OpenAI error fields
+    ├── InvalidRequestError      400
+    ├── ContextLengthError       400
+    ├── UnsupportedParameterError 400
+    ├── AuthenticationError      401
+    ├── ModelNotFoundError       404
+    ├── RequestTimeoutError      408
+    ├── RequestTooLargeError     413
+    ├── QueueFullError           429
+    ├── RequestCancelledError    499
+    ├── EngineFailureError       500
+    └── EngineUnavailableError   503
 """
 
 from __future__ import annotations
