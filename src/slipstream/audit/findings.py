@@ -77,6 +77,13 @@ class Report:
         """Answers that differ, over all rows."""
         return sum(len(row.divergences) for row in self.rows)
 
+    def tokens(self) -> set[int]:
+        """Every token that a divergence names."""
+        found = [item for row in self.rows for item in row.divergences]
+        named = {token for item in found for token in (item.expected, item.actual)}
+        best = {token for item in found if item.top_two for token in item.top_two.token_ids}
+        return {token for token in named if token is not None} | best
+
 
 def compare(case_id: str, wave: int, expected: Outcome, actual: Outcome) -> Divergence | None:
     """The first difference between an answer and its reference."""

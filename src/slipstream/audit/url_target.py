@@ -15,7 +15,7 @@ from slipstream.errors import EngineFailureError, EngineUnavailableError, Invali
 from slipstream.observability.catalogue import DRAFTER_FAULTS, PREEMPTIONS
 from slipstream.sampling.params import SamplingParams
 
-_TIMEOUT_S = 3600.0
+TIMEOUT_S = 3600.0
 
 Json = dict[str, Any]  # Any: JSON values
 
@@ -27,9 +27,7 @@ class UrlTarget:
     client cannot force preemptions or chunks; what the server does by itself is counted.
 
     Args:
-        url: Of the server, with or without `/v1`.
-        api_key: Sent as a bearer token.
-        transport: For tests.
+        client: With the server's address as its base, and a key if it needs one.
 
     Raises:
         EngineUnavailableError: The server does not answer.
@@ -37,18 +35,9 @@ class UrlTarget:
 
     can_preempt = False
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx.Client(
-            base_url=self._url, headers=headers, timeout=_TIMEOUT_S, transport=transport
-        )
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+        self._url = str(client.base_url).rstrip("/")
         self._model = str(self._get("/v1/models")["data"][0]["id"])
         self._facts: Json = {"model": self._model, "server": self._get("/version")}
 

@@ -88,7 +88,9 @@ def keep_named(prompts: Sequence[Prompt], ids: str) -> list[Prompt]:
 
 
 def audit_url(url: str, wanted: Wanted, prompts: list[Prompt]) -> Audited:
-    from slipstream.audit.url_target import UrlTarget
+    import httpx
+
+    from slipstream.audit.url_target import TIMEOUT_S, UrlTarget
 
     plan = wanted.plan(CONFIGURED, None, URL_CONDITIONS)
     if any(condition.is_chunked or condition.is_preempted for condition in plan.conditions):
@@ -98,9 +100,13 @@ def audit_url(url: str, wanted: Wanted, prompts: list[Prompt]) -> Audited:
         )
     # A key in a flag would end up in the report's command line.
     api_key = os.environ.get(API_KEYS_VARIABLE, "").partition(",")[0].strip()
-    target = UrlTarget(url, api_key=api_key or None)
-    report = _run(target, plan, prompts)
-    return Audited(plan, report, target.facts, target.token_text)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    base_url = url.rstrip("/").removesuffix("/v1")
+    with httpx.Client(base_url=base_url, headers=headers, timeout=TIMEOUT_S) as client:
+        target = UrlTarget(client)
+        report = _run(target, plan, prompts)
+        texts = {token: target.token_text(token) for token in report.tokens()}
+    return Audited(plan, report, target.facts, texts.__getitem__)
 
 
 def audit_engine(
