@@ -171,3 +171,15 @@ def metric(harness: EngineHarness, name: str, **labels: str) -> float:
     pattern = rf"^slipstream_{name}{re.escape('{' + wanted + '}') if wanted else ''} (\S+)$"
     match = re.search(pattern, text, re.M)
     return float(match[1]) if match else 0.0
+
+
+def saying(prompt_len: int, output: Sequence[int], then: int = 2) -> LogitsOf:
+    """A model that says `output` behind a prompt of that length, then `then` for ever (EOS)."""
+
+    def logits_of(tokens: tuple[int, ...]) -> torch.Tensor:
+        at = len(tokens) - prompt_len
+        logits = torch.zeros(VOCAB_SIZE)
+        logits[output[at] if 0 <= at < len(output) else then] = 20.0
+        return logits
+
+    return logits_of
