@@ -21,7 +21,7 @@ from tests.support.scripted_target import LogitsOf
 from tests.support.simulated import REGIMES
 
 EOS = 2
-NUM_CASES = 50
+NUM_CASES = 40
 
 
 def ending(tokens: tuple[int, ...]) -> torch.Tensor:

@@ -175,7 +175,7 @@ def test_acceptance_at_sixteen_requests_is_that_of_each_alone(kind: str) -> None
         Ask(PROMPT[: 5 + number % 15], replace(SAMPLED, seed=number), salt=f"tenant{number}")
         for number in range(16)
     ]
-    setup = EngineSetup(max_step_tokens=512, num_pages=1024)
+    setup = EngineSetup(max_step_tokens=512, num_pages=512)
     harness = together(asks, drafter_sets(COPYING)[kind](), logits_of=COPYING, setup=setup)
     for number, ask in enumerate(asks):
         alone = EngineHarness(drafter_sets(COPYING)[kind](), logits_of=COPYING, setup=setup)
