@@ -30,6 +30,47 @@ app = typer.Typer(
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write everything, with provenance.")
 ]
+PromptsOption = Annotated[
+    list[Path],
+    typer.Option("--prompts", "-p", help="JSON lines with `messages` or `prompt`; repeatable."),
+]
+OnlyOption = Annotated[
+    str | None, typer.Option(metavar="ID,...", help="Only the prompts with these ids.")
+]
+SamplingOption = Annotated[
+    str, typer.Option(help="greedy, t0.7 (top_p 0.9, penalties), t1.0; seeded is the last two.")
+]
+DraftersOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Sets: configured (as it is served), off, merge (all), instance names, or several "
+        "joined by +. Not given: all of these and each instance alone."
+    ),
+]
+ConditionsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="cold, warm (prefix cache), chunked (prefill), preempted, or several joined by +."
+        " Not given: all four; with --url cold and warm."
+    ),
+]
+DraftSourceOption = Annotated[
+    str, typer.Option(help="Weights of the draft model, if the configuration has none.")
+]
+VacuousOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-vacuous",
+        help="Succeed also if nothing was accepted, rejected, found cached or preempted.",
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Audit this server instead of an engine in this process; the first key of "
+        "SLIPSTREAM_API_KEYS is sent."
+    ),
+]
 
 
 @app.callback()
@@ -40,53 +81,19 @@ def audit() -> None:
 @app.command()
 def lossless(
     *,
-    prompts: Annotated[
-        list[Path],
-        typer.Option("--prompts", "-p", help="JSON lines with `messages` or `prompt`; repeatable."),
-    ],
+    prompts: PromptsOption,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="Only the prompts with these ids.")
-    ] = None,
+    only: OnlyOption = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most output tokens of a turn.")] = 64,
-    sampling: Annotated[
-        str,
-        typer.Option(help="greedy, t0.7 (top_p 0.9, penalties), t1.0; seeded is the last two."),
-    ] = "greedy,seeded",
+    sampling: SamplingOption = "greedy,seeded",
     concurrency: Annotated[str, typer.Option(help="Prompts that run together.")] = "1,8",
-    drafters: Annotated[
-        str | None,
-        typer.Option(
-            help="Sets: configured (as it is served), off, merge (all), instance names, or several "
-            "joined by +. Not given: all of these and each instance alone."
-        ),
-    ] = None,
-    conditions: Annotated[
-        str | None,
-        typer.Option(
-            help="cold, warm (prefix cache), chunked (prefill), preempted, or several joined by +."
-            " Not given: all four; with --url cold and warm."
-        ),
-    ] = None,
-    draft_source: Annotated[
-        str, typer.Option(help="Weights of the draft model, if the configuration has none.")
-    ] = "target",
-    allow_vacuous: Annotated[
-        bool,
-        typer.Option(
-            "--allow-vacuous",
-            help="Succeed also if nothing was accepted, rejected, found cached or preempted.",
-        ),
-    ] = False,
+    drafters: DraftersOption = None,
+    conditions: ConditionsOption = None,
+    draft_source: DraftSourceOption = "target",
+    allow_vacuous: VacuousOption = False,
     seed: Annotated[int, typer.Option(min=0, help="Case i draws with seed + i.")] = 1,
     json_file: JsonOption = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Audit this server instead of an engine in this process; the first key of "
-            "SLIPSTREAM_API_KEYS is sent."
-        ),
-    ] = None,
+    url: UrlOption = None,
     model: ModelOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
