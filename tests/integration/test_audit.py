@@ -256,7 +256,7 @@ def test_the_command_ends_with_0_for_a_proof_and_writes_where_it_comes_from(
         "suffix",
         "ngram",
         "draft_model",
-        "suffix+ngram+draft_model",
+        "merge",
     ]
     assert document["target"]["fingerprint"] == document["verdict"]["fingerprints"][0]
     assert document["provenance"]["versions"]["torch"] == torch.__version__

@@ -65,7 +65,7 @@ class DrafterSet:
     """Who drafts.
 
     Attributes:
-        label: `off`, `configured`, or instance names joined by `+`.
+        label: `off`, `configured`, `merge` (all instances), or instance names joined by `+`.
         names: Instances that may propose; None is all that are configured.
     """
 
@@ -196,7 +196,7 @@ def _drafter_set(text: str, known: Sequence[str] | None) -> DrafterSet:
             f'--drafters names "{unknown[0] if unknown else text}"; the instances are {there_are}',
             hint=f"also {OFF}, {CONFIGURED} and {MERGE}; + joins instances whose drafts are merged",
         )
-    return DrafterSet("+".join(names), names)
+    return DrafterSet(MERGE if text == MERGE else "+".join(names), names)
 
 
 def _items(option: str, text: str) -> list[str]:

@@ -96,7 +96,10 @@ def _notes(report: Report, token_text: TokenText) -> Iterator[str]:
     for prompt_id, reason in report.refused.items():
         yield f"Left out, prompt {prompt_id}: {reason}"
     if report.num_drafter_faults:
-        yield f"Drafters were benched {report.num_drafter_faults} times; see the server's log."
+        yield (
+            f"Drafters were faulty or too slow {report.num_drafter_faults} times and proposed "
+            "nothing for a while after that."
+        )
     for what in report.vacuous:
         yield f"Not proven, {what}."
 

@@ -72,7 +72,7 @@ def test_whatever_weakens_the_proof_is_told() -> None:
     assert "Not proven, no prefix hit was counted." in text
     assert "2 different numerics (fp_1, fp_2)" in text
     assert "Left out, prompt bad: too long" in text
-    assert "benched 2 times" in text
+    assert "too slow 2 times" in text
 
 
 def test_the_document_of_an_audit_holds_plan_verdict_and_every_row(tmp_path: Path) -> None:
