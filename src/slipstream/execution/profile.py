@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,16 +22,16 @@ def profile_steps(runner: Runner, row_counts: Sequence[int], clock: Clock) -> di
 
     Runs on the scratch slot only, so no request's cache is touched.
     """
-    seconds: dict[int, float] = {}
-    for num_rows in row_counts:
-        batch = _scratch_batch(num_rows)
+    batches = {num_rows: _scratch_batch(num_rows) for num_rows in row_counts}
+    for batch in batches.values():
         runner.forward(batch)
-        samples: list[float] = []
-        for _ in range(NUM_REPEATS):
+    seconds = dict.fromkeys(batches, math.inf)
+    for _ in range(NUM_REPEATS):  # round by round, so that a busy moment falls on all sizes
+        for num_rows, batch in batches.items():
             started_s = clock.now()
             runner.forward(batch)
-            samples.append(clock.now() - started_s)
-        seconds[num_rows] = min(samples)  # other work on the machine only ever adds
+            # Other work on the machine only ever adds.
+            seconds[num_rows] = min(seconds[num_rows], clock.now() - started_s)
     return seconds
 
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 class StepCost:
     """Seconds of a target pass by its rows, as a table that never decreases with rows.
 
-    Sizes between two measured ones are interpolated, because a wider pass is rarely cheaper and
-    the true curve is a staircase of the matrix library's own blocks.
+    Sizes between two measured ones are interpolated, because the true curve is a staircase of the
+    matrix library's own blocks. Other work on the machine only ever adds to a measurement, so of
+    two sizes the wider one bounds the narrower one, and not the other way round.
 
     Args:
         profile: Rows -> seconds, measured once at start.
@@ -49,4 +50,5 @@ class StepCost:
         return self._monotone(index - 1) * (1.0 - share) + self._monotone(index) * share
 
     def _monotone(self, index: int) -> float:
-        return max(self._seconds[: index + 1])
+        """No pass takes longer than a wider one does: what is slower was disturbed."""
+        return min(self._seconds[index:])

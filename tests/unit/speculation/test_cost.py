@@ -48,6 +48,11 @@ def test_more_rows_never_cost_less(profile: dict[int, float], rows: list[int]) -
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(seconds))
 
 
+def test_a_disturbed_measurement_makes_no_wider_pass_look_free() -> None:
+    cost = StepCost({1: 9.0, 2: 1.1, 4: 1.3, 8: 2.5})
+    assert [cost.seconds(rows) for rows in (1, 2, 4, 8)] == [1.1, 1.1, 1.3, 2.5]
+
+
 def test_the_level_follows_what_passes_really_take() -> None:
     cost = StepCost(PROFILE)
     for _ in range(100):
