@@ -24,7 +24,7 @@ class SchedulerConfig(Section):
     )
     max_queue_len: int = Field(
         default=256,
-        ge=0,
+        ge=1,
         description="Most waiting requests; one more is refused with status 429.",
     )
     queue_timeout_s: float | None = Field(

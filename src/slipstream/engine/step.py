@@ -46,14 +46,12 @@ class StepReport:
     Attributes:
         commits: One per request that drew a token.
         num_rows: Rows of the target pass; 0 when there was nothing to do.
-        num_prefill_tokens: Rows among them that were prompt (or recomputed) tokens.
         draft_s, target_s, sample_s: Where the step's time went.
     """
 
     plan: StepPlan
     commits: tuple[Commit, ...] = ()
     num_rows: int = 0
-    num_prefill_tokens: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0
     sample_s: float = 0.0
@@ -119,7 +117,6 @@ def step(stages: Stages) -> StepReport:
         plan=plan,
         commits=commits,
         num_rows=len(batch.forward.tokens),
-        num_prefill_tokens=sum(item.num_tokens for item in batch.items if item.num_tokens > 1),
         draft_s=proposal.draft_s,
         target_s=forwarded_s - started_s,
         sample_s=clock.now() - forwarded_s,
@@ -257,7 +254,8 @@ def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:
                 is_finished=request.is_finished,
             )
         )
-    stages.proposer.controller.observe(feedback, report.num_rows, report.target_s, proposal.draft_s)
+    verify_s = report.target_s + report.sample_s
+    stages.proposer.controller.observe(feedback, report.num_rows, verify_s, proposal.draft_s)
     for drafter in stages.proposer.drafters:
         drafter.observe(observations)
 

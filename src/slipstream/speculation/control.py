@@ -59,7 +59,7 @@ class LengthController(Protocol):
     def observe(
         self, feedback: Sequence[StepFeedback], rows: int, target_s: float, draft_s: float
     ) -> None:
-        """After the step: verified drafts, rows of the pass, its time, time spent drafting."""
+        """After the step: verified drafts, rows of the pass, its time with sampling, drafting's."""
         ...
 
     def release(self, request_id: str) -> None:
