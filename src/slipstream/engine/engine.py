@@ -124,10 +124,11 @@ class Engine:
         if not self._groups:
             self._note_load()
             return events
+        started_s = self._stages.clock.now()
         report = step(self._stages)
         now_s = self._stages.clock.now()
         for request in report.plan.admitted:
-            self._note_admission(request, now_s)
+            self._note_admission(request, started_s)
         for commit in report.commits:
             if commit.request.submission_id in self._groups:  # no other choice has failed it
                 events.extend(self._events_of(commit, now_s))

@@ -82,6 +82,16 @@ def test_every_choice_ends_with_its_reason_its_times_and_its_counters() -> None:
         assert last.speculation.num_steps == last.num_output_tokens
 
 
+def test_the_pass_over_the_prompt_is_prefill_and_not_queueing() -> None:
+    harness = EngineHarness(logits_of=MODEL)
+    harness.target.before_forward = lambda batch: harness.clock.advance(1.0)
+    timings = harness.generate(PROMPT, SamplingParams(max_tokens=1)).last[0].timings
+    assert timings is not None
+    assert timings.queue_s < 0.1
+    assert timings.time_to_first_token_s > 1.0
+    assert metric(harness, "prefill_seconds_sum") == pytest.approx(1.0)
+
+
 def test_choice_i_is_the_request_with_the_derived_seed_alone() -> None:
     ask = Ask(PROMPT, SAMPLED, n=4)
     choices = plainly([ask], MODEL)
