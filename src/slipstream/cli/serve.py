@@ -89,7 +89,9 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
         api_keys=api_keys,
     )
     drafters = ", ".join(item.name for item in config.speculation.drafters)
-    messages = Messages(service.model, drafters or "none (speculation is off)")
+    messages = Messages(
+        service.model, drafters or "none (speculation is off)", needs_key=bool(api_keys)
+    )
     hooks = Hooks(messages.listening, messages.ready, messages.draining)
     await run_server(service, hooks)
 
@@ -101,10 +103,18 @@ def _seed_source(seed: int | None) -> random.Random:
 class Messages:
     """What a person at the terminal sees while the service lives."""
 
-    def __init__(self, model: str, drafters: str, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        drafters: str,
+        console: Console | None = None,
+        *,
+        needs_key: bool = False,
+    ) -> None:
         self._console = console or Console(stderr=True)
         self._model = model
         self._drafters = drafters
+        self._needs_key = needs_key
         self._url = ""
 
     def listening(self, url: str) -> None:
@@ -127,12 +137,14 @@ class Messages:
 
     def _example(self) -> str:
         body = {"model": self._model, "messages": [{"role": "user", "content": "Hello!"}]}
+        key = "  -H 'Authorization: Bearer KEY' \\\n" if self._needs_key else ""
         return (
             f"curl {self._url}/v1/chat/completions \\\n"
             "  -H 'Content-Type: application/json' \\\n"
-            f"  -d {shlex.quote(json.dumps(body))}\n"
+            f"{key}  -d {shlex.quote(json.dumps(body))}\n"
         )
 
     def draining(self, num_requests: int) -> None:
-        waiting = f"; {num_requests} requests are finishing (again: stop now)"
+        subject = "1 request is" if num_requests == 1 else f"{num_requests} requests are"
+        waiting = f"; {subject} finishing (again: stop now)"
         self._console.print(f"[dim]stopping{waiting if num_requests else ''}[/dim]")

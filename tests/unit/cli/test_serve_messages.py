@@ -15,9 +15,10 @@ from slipstream.engine.messages import EngineInfo
 URL = "http://127.0.0.1:8000"
 
 
-def told(model: str, width: int = 80) -> str:
+def told(model: str, width: int = 80, *, needs_key: bool = False) -> str:
     shown = io.StringIO()
-    messages = Messages(model, "suffix", Console(file=shown, width=width))
+    console = Console(file=shown, width=width)
+    messages = Messages(model, "suffix", console, needs_key=needs_key)
     messages.listening(URL)
     messages.ready(engine_info(model))
     return shown.getvalue()
@@ -49,7 +50,15 @@ def test_the_command_that_talks_to_it_can_be_copied_from_any_terminal(
     assert json.loads(words[4])["model"] == model
 
 
-@pytest.mark.parametrize(("num_requests", "text"), [(0, "stopping"), (2, "2 requests are finish")])
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_the_command_has_a_place_for_the_key_where_one_is_needed(needs_key: bool) -> None:
+    assert ("'Authorization: Bearer KEY'" in told("m", needs_key=needs_key)) == needs_key
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "text"),
+    [(0, "stopping"), (1, "1 request is finish"), (2, "2 requests are finish")],
+)
 def test_stopping_names_the_requests_that_are_waited_for(num_requests: int, text: str) -> None:
     shown = io.StringIO()
     Messages("m", "suffix", Console(file=shown, width=80)).draining(num_requests)
