@@ -117,6 +117,9 @@ def errors_page() -> str:
                 if error is not errors.RequestError
             ),
         )
+        + "\nThree more answers have this shape: 404 `unknown_url` and 405 `method_not_supported`, "
+        "of type `invalid_request_error`, and 500 `internal_error`, of type `server_error`, for a "
+        "mistake in the server itself; its log has the traceback beside the request's id.\n"
     )
 
 

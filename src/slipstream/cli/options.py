@@ -30,14 +30,14 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Folder, .gguf file, hub id or wheel:NAME==VERSION/MEMBER (model.source).",
+        help="Folder, .gguf file, hub id or another source (model.source).",
     ),
 ]
 SpeculationOption = Annotated[
     bool | None,
     typer.Option(
         "--speculation/--no-speculation",
-        help="--no-speculation empties speculation.drafters; --speculation is the default.",
+        help="Draft or not; --no-speculation empties the list of drafters.",
         show_default=False,
     ),
 ]

@@ -10,6 +10,7 @@ from slipstream.errors import ConfigError
 
 Conversation = list[dict[str, str]]
 
+_IGNORED = {"id", "category"}  # names for `bench` and `audit`, which read the same files
 _HINT = 'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}'
 
 
@@ -38,9 +39,10 @@ def _entry(place: str, line: str) -> str | Conversation:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is not JSON: {error}", hint=_HINT) from error
     if isinstance(entry, dict):
-        if entry.keys() == {"prompt"} and isinstance(entry["prompt"], str):
+        keys = entry.keys() - _IGNORED
+        if keys == {"prompt"} and isinstance(entry["prompt"], str):
             return entry["prompt"]
-        if entry.keys() == {"messages"} and _is_conversation(entry["messages"]):
+        if keys == {"messages"} and _is_conversation(entry["messages"]):
             messages: Conversation = entry["messages"]
             return messages
     shown = line.strip()

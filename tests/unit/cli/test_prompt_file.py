@@ -18,6 +18,12 @@ def test_prompts_and_conversations_come_in_order(tmp_path: Path) -> None:
     assert read_prompts(file) == ["Hi", [{"role": "user", "content": ""}], ""]
 
 
+def test_names_that_other_commands_give_prompts_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": "river", "category": "qa", "prompt": "Hi"}\n')
+    assert read_prompts(file) == ["Hi"]
+
+
 @pytest.mark.parametrize(
     "line",
     [
