@@ -60,6 +60,8 @@ def chat(
                 messages = list(opening)
             elif text.split()[0] == "/seed":
                 seed = _read_seed(console, text, seed)
+            elif re.fullmatch(r"/[a-z]+", text):
+                console.print(f"there is no {text}. {HELP}", style="yellow", markup=False)
             else:
                 drawn = secrets.randbits(63) if seed is None else seed
                 messages.append({"role": "user", "content": text})

@@ -33,6 +33,12 @@ def test_a_seed_that_is_none_is_refused_and_the_old_one_stays(model: Path, seed:
     assert "seed 7" in shown
 
 
+def test_a_command_that_does_not_exist_is_not_sent_to_the_model(model: Path) -> None:
+    shown = chat(model, "/help\n/quit\n")
+    assert "there is no /help" in shown
+    assert "3 tokens" not in shown
+
+
 def test_a_message_that_does_not_fit_leaves_the_conversation_as_it_was(model: Path) -> None:
     shown = chat(model, "x" * 5000 + "\nhello\n/quit\n")
     assert "error:" in shown
