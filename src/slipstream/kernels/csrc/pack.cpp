@@ -1,0 +1,71 @@
+// From stored weights to tiles. In each tile of a quantised format come the 16 outputs' scales, then
+// their minima (Q4_1), then the codes; an output past the end is all zero.
+#include "linear.hpp"
+
+namespace slipstream {
+namespace {
+
+// Codes of one block in order of inputs: [32].
+void read_codes(int format, const uint8_t* block, uint8_t* codes) {
+    if (format == Q8_0) {
+        memcpy(codes, block + 2, 32);
+        return;
+    }
+    const uint8_t* nibbles = block + (format == Q4_1 ? 4 : 2);
+    for (int j = 0; j < 16; j++) {
+        codes[j] = nibbles[j] & 15;
+        codes[j + 16] = nibbles[j] >> 4;
+    }
+}
+
+void pack_bf16_row(int isa, int n, const uint8_t* source, int count, uint8_t* tile) {
+    for (int i = 0; i < count; i++) {
+        const int at = isa == AMX ? 32 * n + i : 32 * (i / 2) + 2 * n + (i & 1);
+        memcpy(tile + 2 * at, source + 2 * i, 2);
+    }
+}
+
+void pack_block(int format, int isa, int n, const uint8_t* block, uint8_t* tile) {
+    memcpy(tile + 2 * n, block, 2);
+    if (format == Q4_1) memcpy(tile + 32 + 2 * n, block + 2, 2);
+    uint8_t* to = tile + (format == Q4_1 ? 64 : 32);
+    uint8_t codes[32];
+    read_codes(format, block, codes);
+    if (format == Q8_0) {
+        for (int i = 0; i < 32; i++)
+            to[isa == AMX ? 32 * n + i : 32 * (i / 2) + 16 * (i & 1) + n] = codes[i];
+        return;
+    }
+    if (isa == AMX) {  // outputs 2i and 2i + 1 share bytes
+        for (int j = 0; j < 32; j++) to[16 * (n & ~1) + j] |= uint8_t(codes[j] << (n & 1 ? 4 : 0));
+        return;
+    }
+    for (int j = 0; j < 16; j++) to[16 * j + n] = uint8_t(codes[2 * j] | codes[2 * j + 1] << 4);
+}
+
+}  // namespace
+
+void pack_matrix(int format, int isa, int num_out, int num_in, const uint8_t* source, uint8_t* tiles) {
+    const int out_tiles = ceil_div(num_out, TILE_OUT), num_steps = ceil_div(num_in, TILE_IN);
+    const size_t bytes = tile_bytes(format);
+    const size_t block_bytes = format == Q8_0 ? 34 : format == Q4_0 ? 18 : 20;
+#pragma omp parallel for schedule(static)
+    for (int t = 0; t < out_tiles; t++) {
+        uint8_t* strip = tiles + size_t(t) * num_steps * bytes;
+        memset(strip, 0, num_steps * bytes);
+        for (int n = 0; n < TILE_OUT && t * TILE_OUT + n < num_out; n++) {
+            const size_t out = size_t(t) * TILE_OUT + n;
+            for (int k = 0; k < num_steps; k++) {
+                uint8_t* tile = strip + k * bytes;
+                const int left = num_in - k * TILE_IN;
+                if (format == BF16)
+                    pack_bf16_row(isa, n, source + 2 * (out * num_in + k * TILE_IN),
+                                  left < TILE_IN ? left : TILE_IN, tile);
+                else
+                    pack_block(format, isa, n, source + (out * num_steps + k) * block_bytes, tile);
+            }
+        }
+    }
+}
+
+}  // namespace slipstream

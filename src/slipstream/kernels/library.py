@@ -1,0 +1,98 @@
+"""The compiled kernels as a C library: opened, checked, and what it can do here."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from pathlib import Path
+
+from slipstream.kernels.build import LIBRARY_NAME, source_digest
+
+log = logging.getLogger("slipstream.kernels")
+
+FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
+TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
+_ISA_NAMES = ("portable", "avx512", "amx")
+
+
+class KernelsUnavailableError(Exception):
+    """The library is not there, cannot be loaded here, or is of other sources."""
+
+
+class Matrix(ctypes.Structure):
+    """`slipstream::Matrix`."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("format", ctypes.c_int32),
+        ("num_out", ctypes.c_int32),
+        ("num_in", ctypes.c_int32),
+    )
+
+
+class Product(ctypes.Structure):
+    """`slipstream::Product`."""
+
+    _fields_ = (
+        ("matrix", Matrix),
+        ("x", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int32),
+        ("store", ctypes.c_int32),
+    )
+
+
+class KernelLibrary:
+    """The native kernels, for one instruction set.
+
+    All instruction sets give the same bits; a slower one is for tests and comparisons.
+
+    Args:
+        path: The shared library; None = the one next to this module.
+        isa: "amx", "avx512" or "portable"; None = the best that is here.
+    Raises:
+        KernelsUnavailableError: If it cannot be used.
+    """
+
+    def __init__(self, path: Path | None = None, isa: str | None = None) -> None:
+        path = path or Path(__file__).parent / LIBRARY_NAME
+        if not path.is_file():
+            raise KernelsUnavailableError(f"{path} was not built")
+        try:
+            self.functions = ctypes.CDLL(str(path))
+            digest = self.functions.sl_digest
+        except (OSError, AttributeError) as error:
+            raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
+        digest.restype = ctypes.c_char_p
+        if digest().decode() != source_digest():
+            raise KernelsUnavailableError(f"{path} was built from other sources than these")
+        self.functions.sl_packed_bytes.restype = ctypes.c_int64
+        best = int(self.functions.sl_best_isa())
+        if best < 0:
+            raise KernelsUnavailableError("the processor lacks AVX2 and FMA, which they need")
+        if isa is not None and (isa not in _ISA_NAMES or _ISA_NAMES.index(isa) > best):
+            here = ", ".join(_ISA_NAMES[: best + 1])
+            raise KernelsUnavailableError(f"instruction set {isa!r} is not here; there are {here}")
+        self.isa = best if isa is None else _ISA_NAMES.index(isa)
+
+    @property
+    def isa_name(self) -> str:
+        """The instruction set in use."""
+        return _ISA_NAMES[self.isa]
+
+
+def open_kernels() -> KernelLibrary | None:
+    """The native kernels, or None with a warning that says what is lost."""
+    try:
+        return KernelLibrary()
+    except KernelsUnavailableError as error:
+        log.warning(
+            "native kernels are not in use (%s): answers stay exact, but a step takes several "
+            "times as long and quantised weights are held as bfloat16; to get them, install a "
+            "C++17 compiler and run: python -m slipstream.kernels.build",
+            error,
+        )
+        return None
