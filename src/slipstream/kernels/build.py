@@ -74,17 +74,17 @@ def build(folder: Path) -> Path:
 
 
 def _units() -> list[_Unit]:
-    vector_units = ("linear_vector.cpp",)
+    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp")
+    plain_units = ("pack.cpp", "pass.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(source, None, ("SL_VARIANT=portable",)) for source in vector_units]
-        return [*plain, _Unit("pack.cpp", None), _Unit("library.cpp", None)]
+        return [*plain, *(_Unit(source, None) for source in plain_units)]
     v3 = "x86-64-v3"
     return [
         _Unit("linear_amx.cpp", "sapphirerapids"),
         *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
         *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in vector_units),
-        _Unit("pack.cpp", v3),
-        _Unit("library.cpp", v3),
+        *(_Unit(source, v3) for source in plain_units),
     ]
 
 

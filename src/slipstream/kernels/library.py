@@ -10,39 +10,11 @@ from slipstream.kernels.build import LIBRARY_NAME, source_digest
 
 log = logging.getLogger("slipstream.kernels")
 
-FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
-TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
 _ISA_NAMES = ("portable", "avx512", "amx")
 
 
 class KernelsUnavailableError(Exception):
     """The library is not there, cannot be loaded here, or is of other sources."""
-
-
-class Matrix(ctypes.Structure):
-    """`slipstream::Matrix`."""
-
-    _fields_ = (
-        ("tiles", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("format", ctypes.c_int32),
-        ("num_out", ctypes.c_int32),
-        ("num_in", ctypes.c_int32),
-    )
-
-
-class Product(ctypes.Structure):
-    """`slipstream::Product`."""
-
-    _fields_ = (
-        ("matrix", Matrix),
-        ("x", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("x_stride", ctypes.c_int64),
-        ("out_stride", ctypes.c_int64),
-        ("num_rows", ctypes.c_int32),
-        ("store", ctypes.c_int32),
-    )
 
 
 class KernelLibrary:

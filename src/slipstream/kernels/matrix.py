@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kernels.library import (
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.structs import (
     ADD_TO_FLOAT32,
     FORMATS,
     TO_BFLOAT16,
     TO_FLOAT32,
-    KernelLibrary,
+    Matrices,
     Matrix,
     Product,
 )
@@ -42,6 +43,7 @@ class PackedMatrix:
         self, library: KernelLibrary, parts: Sequence[StoredWeight], bias: Tensor | None = None
     ) -> None:
         self._library = library
+        parts = _merged(parts)
         self._tiles = [_pack(library, part) for part in parts]
         self._bias = None if bias is None else bias.float().contiguous()
         self.shape = (sum(part.shape[0] for part in parts), int(parts[0].shape[1]))
@@ -86,6 +88,26 @@ class PackedMatrix:
         )
         return out
 
+    def struct(self) -> Matrices:
+        """The matrices as C sees them; valid as long as this object."""
+        return Matrices(ctypes.addressof(self.matrices), len(self.matrices), self.shape[0])
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """Weights of some outputs: [n] int64 -> [n, num_in] float32, of bfloat16 values.
+
+        Only for a matrix in one part.
+        """
+        assert len(self.matrices) == 1
+        out = torch.empty(len(rows), self.shape[1])
+        self._library.functions.sl_read_rows(
+            self._library.isa,
+            ctypes.byref(self.matrices[0]),
+            ctypes.c_void_p(rows.data_ptr()),
+            len(rows),
+            ctypes.c_void_p(out.data_ptr()),
+        )
+        return out
+
 
 def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:
     """What `PackedMatrix` computes, in plain torch: the oracle of its tests.
@@ -111,6 +133,26 @@ def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:
 def can_hold(part: QuantizedTensor) -> bool:
     """Whether the kernels multiply blocks of this format as stored."""
     return part.block.name in FORMATS and part.block.is_quantized
+
+
+def _merged(parts: Sequence[StoredWeight]) -> list[StoredWeight]:
+    """Neighbours of one format as one matrix: fewer products, evenly shared by threads."""
+    merged: list[StoredWeight] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(last, Tensor) and isinstance(part, Tensor):
+            merged[-1] = torch.cat((last, part))
+        elif (
+            isinstance(last, QuantizedTensor)
+            and isinstance(part, QuantizedTensor)
+            and last.block == part.block
+        ):
+            shape = (last.shape[0] + part.shape[0], last.shape[1])
+            blocks = np.concatenate((last.blocks, part.blocks))
+            merged[-1] = QuantizedTensor(part.block, shape, blocks)
+        else:
+            merged.append(part)
+    return merged
 
 
 def _format_name(part: StoredWeight) -> str:

@@ -1,66 +1,63 @@
 // The C interface, and the choice of the instruction set.
 #include <cstdlib>
-#include <memory>
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-#include "linear.hpp"
+#include "pass.hpp"
+#include "team.hpp"
+
+#if defined(__x86_64__)
+#define SL_PICK(isa, name) ((isa) == PORTABLE ? name##_portable : name##_avx512)
+#else
+#define SL_PICK(isa, name) ((void)(isa), name##_portable)
+#endif
+#define SL_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace slipstream {
 namespace {
 
-struct Buffer {
-    void* memory = nullptr;
-    size_t size = 0;
-    ~Buffer() { std::free(memory); }
+class Buffer {
+public:
+    ~Buffer() { std::free(memory_); }
     void* get(size_t bytes) {
-        if (bytes > size) {
-            std::free(memory);
-            size = (bytes + 4095) / 4096 * 4096;
-            memory = std::aligned_alloc(4096, size);
-            if (!memory) std::abort();
+        if (bytes > size_) {
+            std::free(memory_);
+            size_ = (bytes + 4095) / 4096 * 4096;
+            memory_ = std::aligned_alloc(4096, size_);
+            if (!memory_) std::abort();
         }
-        return memory;
+        return memory_;
     }
+
+private:
+    void* memory_ = nullptr;
+    size_t size_ = 0;
 };
 
-thread_local Buffer buffers[8];
+thread_local Buffer buffers[12];
 
-void team_barrier() {
-#pragma omp barrier
-}
+}  // namespace
 
-using Multiply = void (*)(const Product&, int, int, void*, Barrier);
+void* scratch(int which, size_t bytes) { return buffers[which].get(bytes); }
 
 Multiply multiply_for(int isa) {
 #if defined(__x86_64__)
     if (isa == AMX) return multiply_amx;
     if (isa == AVX512) return multiply_avx512;
 #endif
+    (void)isa;
     return multiply_portable;
 }
 
-}  // namespace
-
-void* scratch(int which, size_t bytes) { return buffers[which].get(bytes); }
+void run_pass(int isa, int num_threads, const Pass& pass);
+void run_head(int isa, int num_threads, const Head& head);
 
 }  // namespace slipstream
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num() { return 0; }
-static int omp_get_num_threads() { return 1; }
-#endif
-
 using namespace slipstream;
-
-#define SL_EXPORT __attribute__((visibility("default")))
-
-extern "C" {
 
 SL_EXPORT const char* sl_digest() { return SL_DIGEST; }
 
@@ -68,10 +65,10 @@ SL_EXPORT const char* sl_digest() { return SL_DIGEST; }
 SL_EXPORT int sl_best_isa() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return -1;
-    if (!has_avx512) return PORTABLE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return PORTABLE;
 #if defined(__linux__)
     unsigned a, b, c, d;
     __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
@@ -97,6 +94,12 @@ SL_EXPORT void sl_pack(int format, int isa, int num_out, int num_in, const void*
                 static_cast<uint8_t*>(tiles));
 }
 
+// Rows of a packed matrix, [count, num_in] float32.
+SL_EXPORT void sl_read_rows(int isa, const Matrix* matrix, const int64_t* rows, int count, float* out) {
+    for (int i = 0; i < count; i++)
+        read_row(*matrix, isa, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
+}
+
 // `products`: [count], computed one after the other by one team.
 SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int count) {
     const Multiply multiply = multiply_for(isa);
@@ -107,7 +110,30 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
 #pragma omp parallel num_threads(num_threads)
     for (int i = 0; i < count; i++) {
         if (i) team_barrier();  // the shared memory is in use until all are done
-        multiply(products[i], omp_get_thread_num(), omp_get_num_threads(), shared, team_barrier);
+        multiply(products[i], team_thread(), team_size(), shared, team_barrier);
     }
 }
+
+SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
+    std::atomic<int> next{0};
+    const auto attend = SL_PICK(isa, attend);
+#pragma omp parallel num_threads(num_threads)
+    attend(*attention, &next);
 }
+
+SL_EXPORT void sl_normalise(int isa, const Norm* norm, const float* x, uint16_t* out, int num_rows) {
+    (SL_PICK(isa, normalise))(*norm, x, out, {0, num_rows});
+}
+
+SL_EXPORT void sl_rotate_and_store(int isa, const Projection* p, const AttentionShape* shape,
+                                   int num_rows) {
+    (SL_PICK(isa, rotate_and_store))(*p, *shape, {0, num_rows});
+}
+
+SL_EXPORT void sl_gate(int isa, int kind, const float* gate_up, uint16_t* out, int size, int num_rows) {
+    (SL_PICK(isa, gate))(kind, gate_up, out, size, {0, num_rows});
+}
+
+SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }
+
+SL_EXPORT void sl_head(int isa, int num_threads, const Head* head) { run_head(isa, num_threads, *head); }

@@ -22,4 +22,9 @@ inline size_t shared_bytes(const Product& p) {
 // Layouts differ: AMX keeps a tile's inputs together, the others its outputs.
 void pack_matrix(int format, int isa, int num_out, int num_in, const uint8_t* source, uint8_t* tiles);
 
+// One output's weights, as the products use them: [num_in] float32 that are bf16 values.
+void read_row(const Matrix& m, int isa, int row, float* out);
+
+using Multiply = void (*)(const Product&, int, int, void*, Barrier);
+
 }  // namespace slipstream

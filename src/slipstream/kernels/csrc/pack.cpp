@@ -43,7 +43,52 @@ void pack_block(int format, int isa, int n, const uint8_t* block, uint8_t* tile)
     for (int j = 0; j < 16; j++) to[16 * j + n] = uint8_t(codes[2 * j] | codes[2 * j + 1] << 4);
 }
 
+float half_to_float(uint16_t h) {
+    const uint32_t fraction = h & 1023, exponent = (h >> 10) & 31;
+    float f;
+    if (exponent == 0) {
+        f = float(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    } else {
+        const uint32_t u = (exponent == 31 ? 0xff : exponent + 112) << 23 | fraction << 13;
+        memcpy(&f, &u, 4);
+    }
+    return h & 0x8000 ? -f : f;
+}
+
+int code_at(int format, int isa, const uint8_t* codes, int n, int i) {
+    if (format == Q8_0) return int8_t(codes[isa == AMX ? 32 * n + i : 32 * (i / 2) + 16 * (i & 1) + n]);
+    const int offset = format == Q4_0 ? 8 : 0;
+    if (isa == AMX) return (codes[16 * (n & ~1) + i] >> (n & 1 ? 4 : 0) & 15) - offset;
+    return (codes[16 * (i / 2) + n] >> (i & 1 ? 4 : 0) & 15) - offset;
+}
+
+uint16_t half_at(const uint8_t* tile, int index) {
+    uint16_t h;
+    memcpy(&h, tile + 2 * index, 2);
+    return h;
+}
+
 }  // namespace
+
+void read_row(const Matrix& m, int isa, int row, float* out) {
+    const int num_steps = ceil_div(m.num_in, TILE_IN), n = row % TILE_OUT;
+    const size_t bytes = tile_bytes(m.format);
+    const uint8_t* tile = m.tiles + size_t(row / TILE_OUT) * num_steps * bytes;
+    for (int k = 0; k < num_steps; k++, tile += bytes) {
+        const int left = m.num_in - k * TILE_IN, count = left < TILE_IN ? left : TILE_IN;
+        for (int i = 0; i < count; i++) {
+            if (m.format == BF16) {
+                out[k * TILE_IN + i] =
+                    widen(half_at(tile, isa == AMX ? 32 * n + i : 32 * (i / 2) + 2 * n + (i & 1)));
+                continue;
+            }
+            const float minimum = m.format == Q4_1 ? half_to_float(half_at(tile, 16 + n)) : 0.0f;
+            const int code = code_at(m.format, isa, tile + (m.format == Q4_1 ? 64 : 32), n, i);
+            const float value = float(code) * half_to_float(half_at(tile, n)) + minimum;
+            out[k * TILE_IN + i] = widen(round_bf16(value));
+        }
+    }
+}
 
 void pack_matrix(int format, int isa, int num_out, int num_in, const uint8_t* source, uint8_t* tiles) {
     const int out_tiles = ceil_div(num_out, TILE_OUT), num_steps = ceil_div(num_in, TILE_IN);
