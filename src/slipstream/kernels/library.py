@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class KernelLibrary:
         return _ISA_NAMES[self.isa]
 
 
+@functools.cache  # one warning per process, and one library
 def open_kernels() -> KernelLibrary | None:
     """The native kernels, or None with a warning that says what is lost."""
     try:

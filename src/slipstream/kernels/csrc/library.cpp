@@ -96,6 +96,7 @@ SL_EXPORT void sl_pack(int format, int isa, int num_out, int num_in, const void*
 
 // Rows of a packed matrix, [count, num_in] float32.
 SL_EXPORT void sl_read_rows(int isa, const Matrix* matrix, const int64_t* rows, int count, float* out) {
+#pragma omp parallel for schedule(static) if (count >= 32)
     for (int i = 0; i < count; i++)
         read_row(*matrix, isa, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
 }

@@ -15,7 +15,7 @@ struct Matrices {
 struct Layer {
     Norm input_norm, q_norm, k_norm, attention_output_norm, mlp_norm, mlp_output_norm;
     Matrices qkv, attention_output, gate_up, down;
-    const float* cosines;  // [positions, head_dim / 2]
+    const float* cosines;  // see Projection
     const float* sines;
     void* keys;  // [slots, kv_heads, head_dim]
     void* values;

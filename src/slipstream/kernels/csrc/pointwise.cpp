@@ -103,8 +103,7 @@ void SL_NAME(rotate_and_store)(const Projection& p, const AttentionShape& shape,
         for (int h = 0; h < num_rotated; h++) {
             const Norm& norm = h < shape.num_heads ? p.q_norm : p.k_norm;
             if (norm.weight) normalise_row(norm, qkv + h * dim, qkv + h * dim);
-            rotate(qkv + h * dim, p.cosines + p.positions[row] * half, p.sines + p.positions[row] * half,
-                   half);
+            rotate(qkv + h * dim, p.cosines + p.positions[row] * dim, p.sines + p.positions[row] * dim, half);
         }
         const int width = shape.kv_heads * dim;
         keep(qkv + shape.num_heads * dim, p.keys, p.slots[row] * width, width, shape.kv_format);

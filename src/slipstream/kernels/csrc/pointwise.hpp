@@ -16,8 +16,8 @@ enum Gate : int32_t { SILU = 0, GELU_TANH = 1 };
 
 struct Projection {
     float* qkv;  // [rows, (num_heads + 2 kv_heads) * head_dim]; queries are left in place
-    const float* cosines;  // [positions, head_dim / 2]
-    const float* sines;
+    const float* cosines;  // of the first half's angles, by position, head_dim apart
+    const float* sines;    // likewise
     const int64_t* positions;  // [rows]
     const int64_t* slots;      // [rows]
     void* keys;                // [slots, kv_heads, head_dim]
