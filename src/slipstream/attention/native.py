@@ -15,6 +15,7 @@ from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 
 _FEW_ROWS = 16
+_TILE_LANES = 16  # rows times heads of a group that the kernels compute at once
 
 
 class KvTensors(Protocol):
@@ -30,16 +31,17 @@ class KvTensors(Protocol):
 
 
 class NativeAttention:
-    """The backend `native`: a row's result is one fixed sequence of operations by construction.
+    """The backends `native-vector` and `native-amx`, exact by construction.
 
-    Every row goes through its key blocks of 32 positions in order, by itself; rows of a tile share
+    A row's result is one fixed sequence of operations: every row goes through its key blocks of 32 positions in order, by itself; rows of a tile share
     only the reading of keys. Threads take tiles and key heads.
     """
 
-    name = "native"
-
     def __init__(self, shape: AttentionShape, library: KernelLibrary) -> None:
         assert fits(shape)
+        # AMX tiles take weights of the mix in bfloat16, so their results are others.
+        is_tiled = library.isa_name == "amx" and shape.head_dim % 32 == 0
+        self.name = "native-amx" if is_tiled else "native-vector"
         self.shape = shape
         self._library = library
 
@@ -72,7 +74,7 @@ class NativePreparedAttention:
         self._rows = _joined([branch.rows for branch in branches])
         self._positions = _joined([branch.positions for branch in branches])
         self._slots = _joined([branch.slots for branch in branches])
-        self._tiles = _tiles(branches, self._positions)
+        self._tiles = _tiles(branches, self._positions, shape.group_size)
         self.plan = structs.AttentionPlan(
             self._tiles.ctypes.data,
             self._rows.ctypes.data,
@@ -121,12 +123,13 @@ def struct_of(shape: AttentionShape, kv_dtype: torch.dtype) -> structs.Attention
     )
 
 
-def _tiles(branches: Sequence[Rows], positions: IntArray) -> IntArray:
+def _tiles(branches: Sequence[Rows], positions: IntArray, group_size: int) -> IntArray:
     """[tiles, 3] first row, number of rows, first slot; those with most keys come first."""
     lens = np.array([len(branch.rows) for branch in branches], np.int64)
     slot_lens = np.array([len(branch.slots) for branch in branches], np.int64)
     # A few rows are cut finer, so that two threads find enough to share.
-    tile_rows = structs.MAX_TILE_ROWS if lens.sum() > _FEW_ROWS else structs.MAX_TILE_ROWS // 2
+    is_few = lens.sum() <= _FEW_ROWS
+    tile_rows = max(_TILE_LANES // group_size, 1) if is_few else structs.MAX_TILE_ROWS
     counts = -(-lens // tile_rows)
     branch = np.repeat(np.arange(len(lens)), counts)
     rank = np.arange(len(branch)) - np.repeat(np.cumsum(counts) - counts, counts)

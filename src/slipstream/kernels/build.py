@@ -81,7 +81,7 @@ def _units() -> list[_Unit]:
         return [*plain, *(_Unit(source, None) for source in plain_units)]
     v3 = "x86-64-v3"
     return [
-        _Unit("linear_amx.cpp", "sapphirerapids"),
+        *(_Unit(source, "sapphirerapids") for source in ("linear_amx.cpp", "attention_amx.cpp")),
         *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
         *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in vector_units),
         *(_Unit(source, v3) for source in plain_units),

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 from slipstream.kernels.build import LIBRARY_NAME, source_digest
+from slipstream.kernels.memory import WeightMemory
 
 log = logging.getLogger("slipstream.kernels")
 
@@ -49,6 +50,7 @@ class KernelLibrary:
         if isa is not None and (isa not in _ISA_NAMES or _ISA_NAMES.index(isa) > best):
             here = ", ".join(_ISA_NAMES[: best + 1])
             raise KernelsUnavailableError(f"instruction set {isa!r} is not here; there are {here}")
+        self.weight_memory = WeightMemory()
         self.isa = best if isa is None else _ISA_NAMES.index(isa)
 
     @property

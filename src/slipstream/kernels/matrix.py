@@ -21,8 +21,6 @@ from slipstream.kernels.structs import (
 )
 from slipstream.weights.gguf_blocks import QuantizedTensor
 
-_ALIGNMENT = 4096
-
 StoredWeight = Tensor | QuantizedTensor
 """[num_out, num_in]: a tensor (held as bfloat16) or blocks of Q8_0, Q4_0 or Q4_1 (held as such)."""
 
@@ -163,9 +161,7 @@ def _pack(library: KernelLibrary, part: StoredWeight) -> Tensor:
     format_id = FORMATS[_format_name(part)]
     num_out, num_in = part.shape
     num_bytes = library.functions.sl_packed_bytes(format_id, num_out, num_in)
-    raw = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-    start = -raw.data_ptr() % _ALIGNMENT
-    tiles = raw[start : start + num_bytes]
+    tiles = library.weight_memory.take(num_bytes)
     if isinstance(part, QuantizedTensor):
         blocks = np.ascontiguousarray(part.blocks)
         address = blocks.ctypes.data

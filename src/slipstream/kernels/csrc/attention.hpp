@@ -23,7 +23,7 @@ struct Tile {
     int64_t num_rows;    // 1 to MAX_TILE_ROWS
     int64_t first_slot;  // in AttentionPlan::slots: the branch's position 0
 };
-constexpr int MAX_TILE_ROWS = 8;
+constexpr int MAX_TILE_ROWS = 16;
 
 struct AttentionPlan {
     const Tile* tiles;
@@ -46,7 +46,14 @@ struct Attention {
 };
 
 // `next`: zero before the team starts; who draws a number computes that (tile, key head).
+// AMX: keys and values in bf16 and head_dim a multiple of 32 only.
+void attend_amx(const Attention& a, std::atomic<int>* next);
 void attend_avx512(const Attention& a, std::atomic<int>* next);
 void attend_portable(const Attention& a, std::atomic<int>* next);
+
+using Attend = void (*)(const Attention&, std::atomic<int>*);
+
+// Chosen by the shape and the instruction set, never by the rows.
+Attend attend_for(int isa, const AttentionShape& shape);
 
 }  // namespace slipstream

@@ -15,7 +15,11 @@ enum Format : int32_t { BF16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
 enum Isa : int32_t { PORTABLE = 0, AVX512 = 1, AMX = 2 };
 enum Store : int32_t { TO_F32 = 0, TO_BF16 = 1, ADD_F32 = 2 };
 
-// A packed matrix: tiles [out tile][in tile][tile bytes].
+// Tiles that are neighbours along the outputs lie together, so that a thread that multiplies them at
+// once reads one stream: [group of 4 out tiles][in tile][out tile of the group][tile bytes].
+constexpr int GROUP_TILES = 4;
+
+// A packed matrix.
 struct Matrix {
     const uint8_t* tiles;
     const float* bias;  // or null
@@ -66,6 +70,18 @@ inline uint16_t round_bf16(float f) {
     memcpy(&u, &f, 4);
     if ((u & 0x7fffffff) > 0x7f800000) return uint16_t((u >> 16) | 0x40);
     return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// Where the tiles of one row of tiles are: begin + k * stride.
+struct Strip {
+    size_t begin, stride;
+};
+
+inline Strip strip_of(int format, int num_out, int num_in, int out_tile) {
+    const size_t bytes = tile_bytes(format), num_steps = ceil_div(num_in, TILE_IN);
+    const int first = out_tile / GROUP_TILES * GROUP_TILES, left = ceil_div(num_out, TILE_OUT) - first;
+    const int size = left < GROUP_TILES ? left : GROUP_TILES;
+    return {(first * num_steps + (out_tile - first)) * bytes, size * bytes};
 }
 
 // A buffer of the calling thread that only grows.

@@ -52,6 +52,16 @@ Multiply multiply_for(int isa) {
     return multiply_portable;
 }
 
+Attend attend_for(int isa, const AttentionShape& shape) {
+#if defined(__x86_64__)
+    if (isa == AMX && shape.kv_format == KV_BF16 && shape.head_dim % 32 == 0) return attend_amx;
+    if (isa != PORTABLE) return attend_avx512;
+#endif
+    (void)isa;
+    (void)shape;
+    return attend_portable;
+}
+
 void run_pass(int isa, int num_threads, const Pass& pass);
 void run_head(int isa, int num_threads, const Head& head);
 
@@ -117,7 +127,7 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
 
 SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
     std::atomic<int> next{0};
-    const auto attend = SL_PICK(isa, attend);
+    const Attend attend = attend_for(isa, *attention->shape);
 #pragma omp parallel num_threads(num_threads)
     attend(*attention, &next);
 }

@@ -4,56 +4,14 @@
 // the order of linear_vector.cpp. The number of rows in a tile cannot change it.
 #include <immintrin.h>
 
-#include "kernels.hpp"
+#include "amx.hpp"
 #include "linear.hpp"
 
 namespace slipstream {
 namespace {
 
 constexpr int TILE = 1024;
-constexpr int PREFETCH = 6144;  // bytes ahead in a stream of weights
-
-struct __attribute__((packed)) TileConfig {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-// Tiles 0-3 accumulate, 4-5 hold weights, 6-7 hold activations of `width` rows.
-void configure(int width) {
-    TileConfig config;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int t = 0; t < 8; t++) {
-        config.rows[t] = 16;
-        config.row_bytes[t] = (t == 4 || t == 5) ? 64 : uint16_t(4 * width);
-    }
-    _tile_loadconfig(&config);
-}
-
-inline void transpose(__m512i r[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 8; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    }
-}
+constexpr int PREFETCH = 4096;  // bytes ahead in a stream of weights
 
 // [<= 16 rows] of x to [in tiles][16 pairs][16 rows][2].
 void pack_rows(const Product& p, int first_row, uint8_t* packed) {
@@ -117,11 +75,12 @@ inline void widen_tile(const uint8_t* tile, uint8_t* wide) {
     }
 }
 
-inline void prefetch(const uint8_t* p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + PREFETCH + i), _MM_HINT_T0);
+inline void prefetch(const uint8_t* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + PREFETCH + i), _MM_HINT_T1);
 }
 
-// Sums of NUM_OUT weight tiles with one tile of rows, to sums[NUM_OUT][16 outputs][width rows].
+// Sums of NUM_OUT neighbouring weight tiles, steps `stride` apart, with one tile of rows, to
+// sums[NUM_OUT][16 outputs][width rows].
 template <int FORMAT, int NUM_OUT>
 void multiply_narrow(const uint8_t* tiles, size_t stride, int num_steps, const uint8_t* x, int width,
                      float* sums, uint8_t* wide) {
@@ -132,39 +91,34 @@ void multiply_narrow(const uint8_t* tiles, size_t stride, int num_steps, const u
     if constexpr (NUM_OUT > 2) _tile_zero(2);
     if constexpr (NUM_OUT > 3) _tile_zero(3);
     if constexpr (FORMAT != BF16)
-        for (int i = 0; i < NUM_OUT; i++) widen_tile<FORMAT>(tiles + i * stride, wide + i * TILE);
+        for (int i = 0; i < NUM_OUT; i++) widen_tile<FORMAT>(tiles + i * BYTES, wide + i * TILE);
     for (int k = 0; k < num_steps; k++) {
         const uint8_t* a = tiles;
-        size_t a_stride = stride;
+        prefetch(tiles, NUM_OUT * BYTES);
         if constexpr (FORMAT != BF16) {
             a = wide + (k & 3) * NUM_OUT * TILE;
-            a_stride = TILE;
             if (k + 1 < num_steps) {
                 uint8_t* next = wide + ((k + 1) & 3) * NUM_OUT * TILE;
-                for (int i = 0; i < NUM_OUT; i++) {
-                    prefetch(tiles + BYTES + i * stride, BYTES);
-                    widen_tile<FORMAT>(tiles + BYTES + i * stride, next + i * TILE);
-                }
+                for (int i = 0; i < NUM_OUT; i++)
+                    widen_tile<FORMAT>(tiles + stride + i * BYTES, next + i * TILE);
             }
-        } else {
-            for (int i = 0; i < NUM_OUT; i++) prefetch(tiles + i * stride, BYTES);
         }
         _tile_loadd(6, x, 4 * width);
         _tile_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (NUM_OUT > 1) {
-            _tile_loadd(5, a + a_stride, 64);
+            _tile_loadd(5, a + TILE, 64);
             _tile_dpbf16ps(1, 5, 6);
         }
         if constexpr (NUM_OUT > 2) {
-            _tile_loadd(4, a + 2 * a_stride, 64);
+            _tile_loadd(4, a + 2 * TILE, 64);
             _tile_dpbf16ps(2, 4, 6);
         }
         if constexpr (NUM_OUT > 3) {
-            _tile_loadd(5, a + 3 * a_stride, 64);
+            _tile_loadd(5, a + 3 * TILE, 64);
             _tile_dpbf16ps(3, 5, 6);
         }
-        tiles += BYTES;
+        tiles += stride;
         x += x_step;
     }
     _tile_stored(0, sums, 4 * width);
@@ -174,18 +128,18 @@ void multiply_narrow(const uint8_t* tiles, size_t stride, int num_steps, const u
 }
 
 // Sums of two wide weight tiles with two tiles of rows, to sums[row tile][out tile][16][16].
-void multiply_wide(const uint8_t* a0, const uint8_t* a1, const uint8_t* x0, const uint8_t* x1,
-                   int num_steps, float* sums) {
+void multiply_wide(const uint8_t* a0, const uint8_t* a1, size_t s0, size_t s1, const uint8_t* x0,
+                   const uint8_t* x1, int num_steps, float* sums) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int k = 0; k < num_steps; k++) {
         const size_t at = size_t(k) * TILE;
-        _tile_loadd(4, a0 + at, 64);
+        _tile_loadd(4, a0 + k * s0, 64);
         _tile_loadd(6, x0 + at, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a1 + at, 64);
+        _tile_loadd(5, a1 + k * s1, 64);
         _tile_dpbf16ps(1, 5, 6);
         _tile_loadd(7, x1 + at, 64);
         _tile_dpbf16ps(2, 4, 7);
@@ -223,12 +177,14 @@ void put_tile(const Product& p, int first_row, int first_out, const float* sums)
 template <int FORMAT>
 void run_narrow(const Product& p, Share outs, const uint8_t* x, int width) {
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t stride = num_steps * tile_bytes(FORMAT);
     float* sums = static_cast<float*>(scratch(1, 4 * TILE));
     uint8_t* wide = static_cast<uint8_t*>(scratch(2, 16 * TILE));
     for (int tile = outs.begin; tile < outs.end;) {
-        const uint8_t* tiles = p.matrix.tiles + tile * stride;
-        const int count = outs.end - tile < 4 ? outs.end - tile : 4;
+        const Strip strip = strip_of(FORMAT, p.matrix.num_out, p.matrix.num_in, tile);
+        const uint8_t* tiles = p.matrix.tiles + strip.begin;
+        const size_t stride = strip.stride;
+        const int left = outs.end - tile, in_group = GROUP_TILES - tile % GROUP_TILES;
+        const int count = left < in_group ? left : in_group;
         if (count == 4) multiply_narrow<FORMAT, 4>(tiles, stride, num_steps, x, width, sums, wide);
         if (count == 3) multiply_narrow<FORMAT, 3>(tiles, stride, num_steps, x, width, sums, wide);
         if (count == 2) multiply_narrow<FORMAT, 2>(tiles, stride, num_steps, x, width, sums, wide);
@@ -247,27 +203,32 @@ void run_narrow(const Product& p, Share outs, const uint8_t* x, int width) {
 template <int FORMAT>
 void run_wide(const Product& p, Share outs, const uint8_t* x) {
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t bytes = tile_bytes(FORMAT), stride = num_steps * bytes;
     const size_t strip = size_t(num_steps) * TILE;
     const int row_tiles = ceil_div(p.num_rows, TILE_ROWS);
     float* sums = static_cast<float*>(scratch(1, 4 * TILE));
     uint8_t* wide = static_cast<uint8_t*>(scratch(2, 2 * strip));
     for (int tile = outs.begin; tile < outs.end; tile += 2) {
         const bool has_second = tile + 1 < outs.end;
-        const uint8_t* a0 = p.matrix.tiles + tile * stride;
-        const uint8_t* a1 = has_second ? a0 + stride : a0;
+        const auto packed = [&](int t) {
+            return strip_of(FORMAT, p.matrix.num_out, p.matrix.num_in, t);
+        };
+        const Strip first = packed(tile), second = packed(has_second ? tile + 1 : tile);
+        const uint8_t* a0 = p.matrix.tiles + first.begin;
+        const uint8_t* a1 = p.matrix.tiles + second.begin;
+        size_t s0 = first.stride, s1 = second.stride;
         if constexpr (FORMAT != BF16) {
             for (int k = 0; k < num_steps; k++) {
-                widen_tile<FORMAT>(a0 + k * bytes, wide + k * TILE);
-                if (has_second) widen_tile<FORMAT>(a1 + k * bytes, wide + strip + k * TILE);
+                widen_tile<FORMAT>(a0 + k * s0, wide + k * TILE);
+                if (has_second) widen_tile<FORMAT>(a1 + k * s1, wide + strip + k * TILE);
             }
             a0 = wide;
             a1 = has_second ? wide + strip : wide;
+            s0 = s1 = TILE;
         }
         for (int row = 0; row < row_tiles; row += 2) {
             const bool has_next = row + 1 < row_tiles;
             const uint8_t* x0 = x + row * strip;
-            multiply_wide(a0, a1, x0, has_next ? x0 + strip : x0, num_steps, sums);
+            multiply_wide(a0, a1, s0, s1, x0, has_next ? x0 + strip : x0, num_steps, sums);
             for (int i = 0; i < 4; i++)
                 if ((has_second || !(i & 1)) && (has_next || i < 2))
                     put_tile(p, 16 * (row + i / 2), (tile + (i & 1)) * TILE_OUT, sums + 256 * i);
@@ -281,15 +242,15 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
     const size_t strip = size_t(ceil_div(p.matrix.num_in, TILE_IN)) * TILE;
     const bool is_padded = p.matrix.num_in % TILE_IN != 0;
     if (p.num_rows == 1 && !is_padded) {
-        configure(1);
+        configure_tiles(1);
         run_narrow<FORMAT>(p, outs, reinterpret_cast<const uint8_t*>(p.x), 1);
     } else if (p.num_rows <= TILE_ROWS) {
-        configure(16);
+        configure_tiles(16);
         uint8_t* x = static_cast<uint8_t*>(scratch(0, strip));
         pack_rows(p, 0, x);
         run_narrow<FORMAT>(p, outs, x, 16);
     } else {
-        configure(16);
+        configure_tiles(16);
         uint8_t* x = static_cast<uint8_t*>(shared);
         const Share rows = share_of(ceil_div(p.num_rows, TILE_ROWS), thread, num_threads);
         for (int tile = rows.begin; tile < rows.end; tile++) pack_rows(p, 16 * tile, x + tile * strip);

@@ -89,12 +89,14 @@ void put(const Product& p, int row, int first_out, f32x16 sums) {
 }
 
 template <int NUM_ROWS>
-void multiply_rows(const Product& p, int row, int out_tile, const uint16_t* strip, const float* x) {
+void multiply_rows(const Product& p, int row, int out_tile, const uint8_t* strip, size_t stride,
+                   const float* x) {
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
     const size_t x_stride = size_t(num_steps) * TILE_IN;
     f32x16 sums[NUM_ROWS] = {};
     for (int k = 0; k < num_steps; k++)
-        add_tile<NUM_ROWS>(strip + size_t(k) * 512, x + row * x_stride + k * TILE_IN, x_stride, sums);
+        add_tile<NUM_ROWS>(reinterpret_cast<const uint16_t*>(strip + k * stride),
+                           x + row * x_stride + k * TILE_IN, x_stride, sums);
     for (int m = 0; m < NUM_ROWS; m++) put(p, row + m, out_tile * TILE_OUT, sums[m]);
 }
 
@@ -114,7 +116,7 @@ struct FlushSubnormals {
 
 void SL_NAME(multiply)(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t x_stride = size_t(num_steps) * TILE_IN, bytes = tile_bytes(p.matrix.format);
+    const size_t x_stride = size_t(num_steps) * TILE_IN;
     float* x = static_cast<float*>(shared);
     const Share rows = share_of(p.num_rows, thread, num_threads);
     for (int row = rows.begin; row < rows.end; row++)
@@ -126,18 +128,20 @@ void SL_NAME(multiply)(const Product& p, int thread, int num_threads, void* shar
     uint16_t* wide = static_cast<uint16_t*>(scratch(2, size_t(num_steps) * 1024));
     const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
     for (int tile = outs.begin; tile < outs.end; tile++) {
-        const uint8_t* packed = p.matrix.tiles + tile * num_steps * bytes;
-        const uint16_t* strip = reinterpret_cast<const uint16_t*>(packed);
+        const Strip packed = strip_of(p.matrix.format, p.matrix.num_out, p.matrix.num_in, tile);
+        const uint8_t* strip = p.matrix.tiles + packed.begin;
+        size_t stride = packed.stride;
         if (p.matrix.format != BF16) {
             for (int k = 0; k < num_steps; k++)
-                widen_tile(p.matrix.format, packed + k * bytes, wide + size_t(k) * 512);
-            strip = wide;
+                widen_tile(p.matrix.format, strip + k * stride, wide + size_t(k) * 512);
+            strip = reinterpret_cast<const uint8_t*>(wide);
+            stride = 1024;
         }
         int row = 0;
         for (; row + MAX_ROWS <= p.num_rows; row += MAX_ROWS)
-            multiply_rows<MAX_ROWS>(p, row, tile, strip, x);
-        for (; row + 2 <= p.num_rows; row += 2) multiply_rows<2>(p, row, tile, strip, x);
-        for (; row < p.num_rows; row++) multiply_rows<1>(p, row, tile, strip, x);
+            multiply_rows<MAX_ROWS>(p, row, tile, strip, stride, x);
+        for (; row + 2 <= p.num_rows; row += 2) multiply_rows<2>(p, row, tile, strip, stride, x);
+        for (; row < p.num_rows; row++) multiply_rows<1>(p, row, tile, strip, stride, x);
     }
 }
 

@@ -72,9 +72,9 @@ uint16_t half_at(const uint8_t* tile, int index) {
 
 void read_row(const Matrix& m, int isa, int row, float* out) {
     const int num_steps = ceil_div(m.num_in, TILE_IN), n = row % TILE_OUT;
-    const size_t bytes = tile_bytes(m.format);
-    const uint8_t* tile = m.tiles + size_t(row / TILE_OUT) * num_steps * bytes;
-    for (int k = 0; k < num_steps; k++, tile += bytes) {
+    const Strip strip = strip_of(m.format, m.num_out, m.num_in, row / TILE_OUT);
+    const uint8_t* tile = m.tiles + strip.begin;
+    for (int k = 0; k < num_steps; k++, tile += strip.stride) {
         const int left = m.num_in - k * TILE_IN, count = left < TILE_IN ? left : TILE_IN;
         for (int i = 0; i < count; i++) {
             if (m.format == BF16) {
@@ -96,12 +96,12 @@ void pack_matrix(int format, int isa, int num_out, int num_in, const uint8_t* so
     const size_t block_bytes = format == Q8_0 ? 34 : format == Q4_0 ? 18 : 20;
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < out_tiles; t++) {
-        uint8_t* strip = tiles + size_t(t) * num_steps * bytes;
-        memset(strip, 0, num_steps * bytes);
+        const Strip strip = strip_of(format, num_out, num_in, t);
+        for (int k = 0; k < num_steps; k++) memset(tiles + strip.begin + k * strip.stride, 0, bytes);
         for (int n = 0; n < TILE_OUT && t * TILE_OUT + n < num_out; n++) {
             const size_t out = size_t(t) * TILE_OUT + n;
             for (int k = 0; k < num_steps; k++) {
-                uint8_t* tile = strip + k * bytes;
+                uint8_t* tile = tiles + strip.begin + k * strip.stride;
                 const int left = num_in - k * TILE_IN;
                 if (format == BF16)
                     pack_bf16_row(isa, n, source + 2 * (out * num_in + k * TILE_IN),

@@ -11,7 +11,6 @@ struct Kernels {
     decltype(&normalise_add_portable) normalise_add;
     decltype(&rotate_and_store_portable) rotate_and_store;
     decltype(&gate_portable) gate;
-    decltype(&attend_portable) attend;
     Multiply multiply;
 };
 
@@ -19,16 +18,17 @@ Kernels kernels_for(int isa) {
 #if defined(__x86_64__)
     if (isa != PORTABLE)
         return {normalise_avx512, normalise_add_avx512, rotate_and_store_avx512,
-                gate_avx512,      attend_avx512,        multiply_for(isa)};
+                gate_avx512,      multiply_for(isa)};
 #endif
     return {normalise_portable, normalise_add_portable, rotate_and_store_portable,
-            gate_portable,      attend_portable,        multiply_for(isa)};
+            gate_portable,      multiply_for(isa)};
 }
 
 struct Member {
     const Kernels& kernels;
     int thread, num_threads;
     void* shared;
+    Attend attend;
 
     void multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows,
                   int store) const {
@@ -66,7 +66,7 @@ void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, con
     const Attention attention{&shape,       &pass.plans[layer.plan], buffers.qkv,
                               layer.keys,   layer.values,            buffers.mixed,
                               layer.qkv.num_out, TO_BF16};
-    member.kernels.attend(attention, next);
+    member.attend(attention, next);
     team_barrier();
     const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm) {
         if (!norm.weight) return member.multiply(m, x, num_in, pass.hidden, num_rows, ADD_F32);
@@ -98,6 +98,7 @@ size_t widest_input(const Pass& pass) {
 
 void run_pass(int isa, int num_threads, const Pass& pass) {
     const Kernels kernels = kernels_for(isa);
+    const Attend attend = attend_for(isa, pass.shape);
     const size_t rows = pass.num_rows;
     const size_t q_size = size_t(pass.shape.num_heads) * pass.shape.head_dim;
     const size_t qkv_size = q_size + 2 * size_t(pass.shape.kv_heads) * pass.shape.head_dim;
@@ -114,7 +115,7 @@ void run_pass(int isa, int num_threads, const Pass& pass) {
     memset(static_cast<void*>(next), 0, 64 * pass.num_layers);
 #pragma omp parallel num_threads(num_threads)
     {
-        const Member member{kernels, team_thread(), team_size(), shared};
+        const Member member{kernels, team_thread(), team_size(), shared, attend};
         for (int i = 0; i < pass.num_layers; i++)
             run_layer(pass, pass.layers[i], next + 16 * i, buffers, member);
     }
@@ -127,7 +128,7 @@ void run_head(int isa, int num_threads, const Head& head) {
     void* shared = scratch(3, (rows + TILE_ROWS) * (width + TILE_IN) * sizeof(float));
 #pragma omp parallel num_threads(num_threads)
     {
-        const Member member{kernels, team_thread(), team_size(), shared};
+        const Member member{kernels, team_thread(), team_size(), shared, nullptr};
         const Share share = share_of(head.num_rows, member.thread, member.num_threads);
         for (int i = share.begin; i < share.end; i++)
             kernels.normalise(head.norm, head.hidden + head.rows[i] * width, normed + i * width, {0, 1});
