@@ -46,7 +46,7 @@ def make_runner(path: Path, dtype: torch.dtype, kernels: KernelLibrary | None) -
 
 
 def tokens() -> list[int]:
-    return np.random.default_rng(0).integers(3, 300, NUM_TOKENS).tolist()
+    return [int(token) for token in np.random.default_rng(0).integers(3, 300, NUM_TOKENS)]
 
 
 def logits_by(runner: Runner, cuts: Sequence[int], seed: int) -> Tensor:

@@ -33,7 +33,7 @@ class KvTensors(Protocol):
 class NativeAttention:
     """The backends `native-vector` and `native-amx`, exact by construction.
 
-    A row's result is one fixed sequence of operations: every row goes through its key blocks of 32 positions in order, by itself; rows of a tile share
+    Every row goes through its key blocks of 32 positions in order, by itself; rows of a tile share
     only the reading of keys. Threads take tiles and key heads.
     """
 

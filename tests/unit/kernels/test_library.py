@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -47,14 +48,14 @@ def test_without_kernels_one_warning_says_what_is_lost_and_how_to_get_them(
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
         build.build(tmp_path)
 
 
 def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "cannot execute 'cc1plus'")
-    monkeypatch.setattr(build.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(build.BuildError, match="cc1plus"):
         build.build(tmp_path)
     assert not list(tmp_path.glob("*.so"))
