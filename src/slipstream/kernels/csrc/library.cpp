@@ -41,6 +41,8 @@ thread_local Buffer buffers[12];
 
 }  // namespace
 
+thread_local TeamBarrier* team = nullptr;
+
 void* scratch(int which, size_t bytes) { return buffers[which].get(bytes); }
 
 Multiply multiply_for(int isa) {
@@ -118,10 +120,14 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
     for (int i = 0; i < count; i++)
         bytes = bytes < shared_bytes(products[i]) ? shared_bytes(products[i]) : bytes;
     void* shared = scratch(3, bytes);
+    TeamBarrier barrier;
 #pragma omp parallel num_threads(num_threads)
-    for (int i = 0; i < count; i++) {
-        if (i) team_barrier();  // the shared memory is in use until all are done
-        multiply(products[i], team_thread(), team_size(), shared, team_barrier);
+    {
+        team = &barrier;
+        for (int i = 0; i < count; i++) {
+            if (i) team_barrier();  // the shared memory is in use until all are done
+            multiply(products[i], team_thread(), team_size(), shared, team_barrier);
+        }
     }
 }
 

@@ -113,8 +113,10 @@ void run_pass(int isa, int num_threads, const Pass& pass) {
     memset(buffers.mixed, 0, rows * q_size * 2);  // rows in no branch
     std::atomic<int>* next = static_cast<std::atomic<int>*>(scratch(11, 64 * pass.num_layers));
     memset(static_cast<void*>(next), 0, 64 * pass.num_layers);
+    TeamBarrier barrier;
 #pragma omp parallel num_threads(num_threads)
     {
+        team = &barrier;
         const Member member{kernels, team_thread(), team_size(), shared, attend};
         for (int i = 0; i < pass.num_layers; i++)
             run_layer(pass, pass.layers[i], next + 16 * i, buffers, member);
@@ -126,8 +128,10 @@ void run_head(int isa, int num_threads, const Head& head) {
     const size_t rows = head.num_rows, width = head.norm.size;
     uint16_t* normed = static_cast<uint16_t*>(scratch(8, rows * width * 2));
     void* shared = scratch(3, (rows + TILE_ROWS) * (width + TILE_IN) * sizeof(float));
+    TeamBarrier barrier;
 #pragma omp parallel num_threads(num_threads)
     {
+        team = &barrier;
         const Member member{kernels, team_thread(), team_size(), shared, nullptr};
         const Share share = share_of(head.num_rows, member.thread, member.num_threads);
         for (int i = share.begin; i < share.end; i++)
