@@ -10,7 +10,8 @@ import torch
 from slipstream.config.model import ModelConfig
 from slipstream.config.speculation import DraftModelConfig
 from slipstream.errors import ConfigError, VocabularyMismatchError
-from slipstream.models.decoder import Decoder
+from slipstream.kernels.library import open_kernels
+from slipstream.models.decoder import Model
 from slipstream.models.load import load_model
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
 from slipstream.tokenization.vocabulary import require_same_vocabulary
@@ -32,7 +33,7 @@ class LoadedModel:
 
     name: str
     path: Path
-    model: Decoder
+    model: Model
     tokenizer: Tokenizer
     max_model_len: int
     dtype: torch.dtype
@@ -118,8 +119,8 @@ def load_draft_model(
 
 def _load(
     path: Path, dtype: torch.dtype, tokenizer_path: Path | None = None
-) -> tuple[Decoder, Tokenizer]:
+) -> tuple[Model, Tokenizer]:
     checkpoint = open_checkpoint(path)
-    model = load_model(checkpoint, dtype)
+    model = load_model(checkpoint, dtype, kernels=open_kernels())
     checkpoint.finish()
     return model, load_tokenizer(tokenizer_path or path)

@@ -17,6 +17,9 @@ class RowTiles:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sorted(sizes))
 
+    def __str__(self) -> str:
+        return " ".join(map(str, self.sizes))
+
     def cover(self, num_rows: int) -> tuple[int, ...]:
         """Admitted counts, descending, whose sum is at least `num_rows`.
 
@@ -36,6 +39,17 @@ class RowTiles:
             return padded
         split = (smaller[-1], *self._cover_rest(num_rows - smaller[-1]))
         return min(padded, split, key=_cost)
+
+
+class AnyRows:
+    """Where every row count is exact."""
+
+    def __str__(self) -> str:
+        return "any"
+
+    def cover(self, num_rows: int) -> tuple[int, ...]:
+        """All rows in one call."""
+        return (num_rows,) if num_rows else ()
 
 
 def _cost(cuts: tuple[int, ...]) -> int:

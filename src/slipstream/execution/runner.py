@@ -6,14 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.attention.backend import AttentionBackend, AttentionShape
-from slipstream.attention.reference import TorchAttention
+from slipstream.attention.backend import AttentionBackend
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
 from slipstream.execution.host_allocator import keep_freed_memory
-from slipstream.execution.row_tiles import RowTiles
+from slipstream.execution.row_tiles import AnyRows, RowTiles
 from slipstream.kv.storage import KvStorage
-from slipstream.models.decoder import Decoder, DecoderInput
-from slipstream.models.hparams import Hparams
+from slipstream.models.decoder import DecoderInput, Model
 
 _SCRATCH_SLOT = 0
 
@@ -24,18 +22,18 @@ class Runner:
     Args:
         model: The decoder.
         storage: Its keys and values; slot 0 is scratch, where rows that only pad are stored.
-        attention: None takes the backend in plain torch.
+        attention: None takes the one that goes with the model.
     Raises:
         NumericsError: If this machine cannot compute exactly.
     """
 
     def __init__(
-        self, model: Decoder, storage: KvStorage, attention: AttentionBackend | None = None
+        self, model: Model, storage: KvStorage, attention: AttentionBackend | None = None
     ) -> None:
         keep_freed_memory()
         self.model = model
         self.storage = storage
-        self.attention = attention or TorchAttention(attention_shape(model.hparams))
+        self.attention = attention or model.attention_backend()
         self._windows = {layer.window for layer in model.hparams.layers}
         self._prove()
 
@@ -67,15 +65,15 @@ class Runner:
         """How the machine is used, without effect on a result's bits: for logs."""
         return {
             "num_threads": str(self._num_threads),
-            "row_tiles": " ".join(map(str, self._tiles.sizes)),
-            "logit_row_tiles": " ".join(map(str, self._logit_tiles.sizes)),
+            "row_tiles": str(self._tiles),
+            "logit_row_tiles": str(self._logit_tiles),
         }
 
     def _prove(self) -> None:
         """Find the exact row counts for the present number of threads."""
         self._num_threads = torch.get_num_threads()
-        self._tiles = RowTiles(self.model.admitted_row_counts())
-        self._logit_tiles = RowTiles(self.model.admitted_logit_row_counts())
+        self._tiles = _tiles(self.model.admitted_row_counts())
+        self._logit_tiles = _tiles(self.model.admitted_logit_row_counts())
 
     def _inputs(self, batch: ForwardBatch) -> DecoderInput:
         cuts = self._tiles.cover(len(batch.tokens))
@@ -97,11 +95,8 @@ class Runner:
         )
 
 
-def attention_shape(hparams: Hparams) -> AttentionShape:
-    """What a model asks of an attention backend."""
-    return AttentionShape(
-        hparams.num_heads, hparams.kv_heads, hparams.head_dim, hparams.attention_scale
-    )
+def _tiles(admitted: tuple[int, ...] | None) -> RowTiles | AnyRows:
+    return AnyRows() if admitted is None else RowTiles(admitted)
 
 
 def _padded(values: IntArray, length: int, filler: int) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from slipstream.attention.backend import PreparedAttention
+from slipstream.attention.backend import AttentionBackend, AttentionShape, PreparedAttention
+from slipstream.attention.reference import TorchAttention
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.activation import GatedActivation
@@ -78,6 +80,30 @@ class DecoderOutput:
     taps: dict[int, Tensor]
 
 
+class Model(Protocol):
+    """What runs a pass: `Decoder` in torch, `NativeDecoder` in native kernels."""
+
+    hparams: Hparams
+    dtype: torch.dtype
+    weight_bytes: int
+    final_norm: RmsNorm
+
+    def attention_backend(self) -> AttentionBackend:
+        """A new backend of the kind that the model runs with."""
+
+    def admitted_row_counts(self) -> tuple[int, ...] | None:
+        """Row counts that are exact for every layer's products, ascending; None = all."""
+
+    def admitted_logit_row_counts(self) -> tuple[int, ...] | None:
+        """Row counts that are exact for the product with the vocabulary; None = all."""
+
+    def linear_kinds(self) -> str:
+        """How matrices are multiplied, for the numerics fingerprint."""
+
+    def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
+        """Run all layers; each row's key and value are stored in its slot on the way."""
+
+
 class Decoder:
     """A decoder with rows as its only axis: a row's result depends on its own history alone.
 
@@ -120,6 +146,10 @@ class Decoder:
             + sum(linear.nbytes for linear in (*linears, head))
             + sum(norm.nbytes for norm in (*norms, final_norm))
         )
+
+    def attention_backend(self) -> AttentionBackend:
+        """See `Model`."""
+        return TorchAttention(attention_shape(self.hparams))
 
     def admitted_row_counts(self) -> tuple[int, ...]:
         """Row counts that are exact for every layer's products, ascending."""
@@ -209,6 +239,13 @@ class Decoder:
         if not logits:
             return hidden.new_empty(0, self.hparams.vocab_size)
         return (logits[0] if len(logits) == 1 else torch.cat(logits)).float()
+
+
+def attention_shape(hparams: Hparams) -> AttentionShape:
+    """What a model asks of an attention backend."""
+    return AttentionShape(
+        hparams.num_heads, hparams.kv_heads, hparams.head_dim, hparams.attention_scale
+    )
 
 
 def _cut(rows: Tensor, cuts: Sequence[int]) -> Sequence[Tensor]:

@@ -2,53 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slipstream.attention import native
 from slipstream.errors import WeightsError
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.matrix import PackedMatrix, StoredWeight, can_hold
 from slipstream.models import gemma3, llama, mistral, qwen2, qwen3
 from slipstream.models.config_reader import ConfigReader
-from slipstream.models.decoder import Decoder, DecoderLayer
+from slipstream.models.decoder import Decoder, DecoderLayer, Model, attention_shape
 from slipstream.models.family import Family
 from slipstream.models.hparams import Hparams
 from slipstream.models.layers.activation import gated_activation
-from slipstream.models.layers.linear import Linear, LinearFactory
+from slipstream.models.layers.linear import Linear, LinearFactory, NativeLinear
 from slipstream.models.layers.norm import RmsNorm
+from slipstream.models.native_decoder import NativeDecoder
 from slipstream.weights.checkpoint import Checkpoint
 
 _FAMILIES = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY)
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Decoder:
+def load_model(
+    checkpoint: Checkpoint, dtype: torch.dtype, *, kernels: KernelLibrary | None = None
+) -> Model:
     """Read a checkpoint into a decoder that computes in `dtype`.
 
     Args:
         dtype: float32 or bfloat16.
+        kernels: Where given, a bfloat16 model runs in native kernels, and weights in blocks of a
+            format that they multiply stay as stored; their values rounded to bfloat16 are used.
     Raises:
         WeightsError: If the family or a field of its configuration is not supported, or tensors
             are missing, left over or of the wrong shape.
         NumericsError: If this machine cannot multiply exactly.
     """
     hparams = read_hparams(checkpoint.config)
-    reader = _WeightReader(checkpoint, hparams, dtype)
+    is_native = dtype == torch.bfloat16 and native.fits(attention_shape(hparams))
+    reader = _WeightReader(checkpoint, hparams, dtype, kernels if is_native else None)
     layers = [reader.layer(index) for index in range(hparams.num_layers)]
-    table = reader.tensor("model.embed_tokens.weight", hparams.vocab_size, hparams.hidden_size)
-    table = table.to(dtype)
+    vocabulary = (hparams.vocab_size, hparams.hidden_size)
+    table = reader.weight("model.embed_tokens.weight", *vocabulary)
     # Public files of models with tied embeddings sometimes hold the same matrix twice.
-    stored_head = reader.optional("lm_head.weight", hparams.vocab_size, hparams.hidden_size)
-    head = reader.factory.make(
-        table if hparams.has_tied_embeddings or stored_head is None else stored_head
-    )
+    stored_head = reader.optional("lm_head.weight", *vocabulary)
     if stored_head is None and not hparams.has_tied_embeddings:
         raise WeightsError(
             f"{checkpoint.path} has no lm_head.weight, but its config.json does not tie it to the "
             "embeddings (tie_word_embeddings is false)"
         )
+    is_tied = hparams.has_tied_embeddings or stored_head is None
+    head = reader.linear_of([table if is_tied or stored_head is None else stored_head])
     final_norm = reader.norm("model.norm", hparams.hidden_size)
     checkpoint.finish()
+    if reader.kernels is not None:
+        assert isinstance(head, NativeLinear)
+        embeddings = head.matrix if is_tied else PackedMatrix(reader.kernels, [table])
+        return NativeDecoder(hparams, embeddings, layers, final_norm, head, reader.kernels)
+    assert isinstance(table, Tensor)
+    table = table.to(dtype)
     if hparams.embedding_scale is not None:
         table = table * torch.tensor(hparams.embedding_scale, dtype=dtype)
     activation = gated_activation(hparams.activation, dtype)
@@ -100,8 +114,15 @@ def _find_family(config: Mapping[str, Any]) -> Family | None:  # any JSON
 class _WeightReader:
     """Takes tensors under their public names and checks their shapes."""
 
-    def __init__(self, checkpoint: Checkpoint, hparams: Hparams, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        hparams: Hparams,
+        dtype: torch.dtype,
+        kernels: KernelLibrary | None,
+    ) -> None:
         self.factory = LinearFactory(dtype)
+        self.kernels = kernels
         self._checkpoint = checkpoint
         self._hparams = hparams
 
@@ -159,11 +180,7 @@ class _WeightReader:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that must have this shape."""
         tensor = self._checkpoint.take(name)
-        if tuple(tensor.shape) != shape:
-            raise WeightsError(
-                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for "
-                f"{list(shape)}"
-            )
+        self._require_shape(name, tuple(tensor.shape), shape)
         if not tensor.is_floating_point():
             raise WeightsError(
                 f"tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}; weights "
@@ -172,15 +189,37 @@ class _WeightReader:
             )
         return tensor
 
-    def optional(self, name: str, *shape: int) -> Tensor | None:
-        """As `tensor`, or None if there is no such tensor."""
-        return self.tensor(name, *shape) if name in self._checkpoint.names() else None
+    def weight(self, name: str, num_out: int, num_in: int) -> StoredWeight:
+        """A matrix of this shape, in blocks as stored where the kernels multiply such."""
+        blocks = self._checkpoint.raw(name) if self.kernels is not None else None
+        if blocks is None:
+            return self.tensor(name, num_out, num_in)
+        self._require_shape(name, blocks.shape, (num_out, num_in))
+        return blocks if can_hold(blocks) else torch.from_numpy(blocks.dequantize())
+
+    def optional(self, name: str, num_out: int, num_in: int) -> StoredWeight | None:
+        """As `weight`, or None if there is no such tensor."""
+        return self.weight(name, num_out, num_in) if name in self._checkpoint.names() else None
+
+    def linear_of(self, parts: Sequence[StoredWeight], bias: Tensor | None = None) -> Linear:
+        """One product with the matrices one below the other."""
+        if self.kernels is not None:
+            return NativeLinear(self.kernels, parts, bias)
+        return self.factory.make(
+            torch.cat([part for part in parts if isinstance(part, Tensor)]), bias
+        )
+
+    def _require_shape(self, name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if given != wanted:
+            raise WeightsError(
+                f"tensor {name} has shape {list(given)}, but config.json asks for {list(wanted)}"
+            )
 
     def _head_norm(self, name: str) -> RmsNorm | None:
         return self.norm(name, self._hparams.head_dim) if self._hparams.has_qk_norm else None
 
     def _linear(self, parts: Mapping[str, int], num_in: int, *, has_bias: bool) -> Linear:
         """One product whose output rows are those of `parts` (name -> rows) in order."""
-        weights = [self.tensor(f"{name}.weight", rows, num_in) for name, rows in parts.items()]
+        weights = [self.weight(f"{name}.weight", rows, num_in) for name, rows in parts.items()]
         biases = [self.tensor(f"{name}.bias", rows) for name, rows in parts.items() if has_bias]
-        return self.factory.make(torch.cat(weights), torch.cat(biases) if biases else None)
+        return self.linear_of(weights, torch.cat(biases) if biases else None)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.errors import WeightsError
-from slipstream.models.decoder import Decoder
+from slipstream.models.decoder import Model
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 from tests.support.tiny import FAMILIES, write_tiny_checkpoint
@@ -19,7 +19,7 @@ from tests.support.tiny import FAMILIES, write_tiny_checkpoint
 Edit = Callable[[dict[str, Tensor]], None]
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load(path: Path, dtype: torch.dtype = torch.float32) -> Model:
     return load_model(open_checkpoint(path), dtype)
 
 

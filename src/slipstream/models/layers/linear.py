@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,8 @@ from slipstream.attention.row_proof import (
     cancelling_operands,
 )
 from slipstream.errors import NumericsError
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.matrix import PackedMatrix, StoredWeight
 
 _PACKING_ROWS = 1  # the layout for one row keeps one order up to the most rows
 _WIDE = 8192  # outputs: a vocabulary; proving many rows of it costs much and serves nobody
@@ -66,6 +68,25 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
         return self._product(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]  # an untyped op
+
+
+class NativeLinear:
+    """A product of the native kernels, exact for every number of rows.
+
+    Args:
+        parts: bfloat16 tensors or blocks as stored, one below the other; bias: [num_out] or None.
+    """
+
+    def __init__(
+        self, library: KernelLibrary, parts: Sequence[StoredWeight], bias: Tensor | None = None
+    ) -> None:
+        self.matrix = PackedMatrix(library, parts, bias)
+        self.shape = self.matrix.shape
+        self.nbytes = self.matrix.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self.matrix.multiply(x, x.new_empty(len(x), self.shape[0]))
 
 
 LinearKind = Callable[[Tensor, Tensor | None], Linear]

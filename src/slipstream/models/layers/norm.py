@@ -17,6 +17,8 @@ class RmsNorm:
         weight: [size], size below 32768; held as float32.
         eps: Added to the mean of squares.
         is_zero_centred: The weight is stored as w - 1.
+    Attributes:
+        scale, eps: w and eps of the formula.
     Source: Zhang & Sennrich 2019 (arXiv:1910.07467).
     """
 
@@ -26,6 +28,7 @@ class RmsNorm:
         # The mean's 1/size is taken out of the root: |x| is one fused reduction, a mean is two.
         self._weight = scale * size**0.5
         self._eps = eps * size
+        self.scale, self.eps = scale, eps
         self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:

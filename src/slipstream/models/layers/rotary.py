@@ -47,9 +47,14 @@ class RotaryTable:
 
     def angles(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
         """cos and sin as `Rotation` holds them, of `positions` ([rows], none > `max_position`)."""
+        cos, sin = self.tables(max_position)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def tables(self, max_position: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions up to `max_position` or beyond, as `Rotation` holds them."""
         while len(self._cos) <= max_position:
             self._grow()
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return self._cos, self._sin
 
     def _grow(self) -> None:
         start = len(self._cos)

@@ -1,0 +1,149 @@
+"""Attention in native kernels: online softmax over key blocks that are fixed by position."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.attention.backend import AttentionShape, IntArray, KvReader, Rows
+from slipstream.kernels import structs
+from slipstream.kernels.library import KernelLibrary
+
+_FEW_ROWS = 16
+_TILE_LANES = 16  # rows times heads of a group that the kernels compute at once
+
+
+class KvTensors(Protocol):
+    """Keys and values by layer, [slots, kv_heads, head_dim] each; `kv.storage.KvStorage` is one."""
+
+    @property
+    def keys(self) -> Sequence[Tensor]:
+        """Keys of each layer."""
+
+    @property
+    def values(self) -> Sequence[Tensor]:
+        """Values of each layer."""
+
+
+class NativeAttention:
+    """The backends `native-vector` and `native-amx`, exact by construction.
+
+    Every row goes through its key blocks of 32 positions in order, by itself; rows of a tile share
+    only the reading of keys. Threads take tiles and key heads.
+    """
+
+    def __init__(self, shape: AttentionShape, library: KernelLibrary) -> None:
+        assert fits(shape)
+        # AMX tiles take weights of the mix in bfloat16, so their results are others.
+        is_tiled = library.isa_name == "amx" and shape.head_dim % 32 == 0
+        self.name = "native-amx" if is_tiled else "native-vector"
+        self.shape = shape
+        self._library = library
+
+    def prove(self) -> None:
+        """Nothing to find out: no result depends on the number of threads."""
+
+    def prepare(
+        self, branches: Sequence[Rows], num_rows: int, window: int | None
+    ) -> NativePreparedAttention:
+        """See `AttentionBackend.prepare`."""
+        return NativePreparedAttention(self.shape, self._library, branches, window)
+
+
+class NativePreparedAttention:
+    """See `PreparedAttention`; made by `NativeAttention.prepare`.
+
+    Attributes:
+        plan: For `structs.Attention`; valid as long as this object.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        library: KernelLibrary,
+        branches: Sequence[Rows],
+        window: int | None,
+    ) -> None:
+        self._shape = shape
+        self._library = library
+        self._rows = _joined([branch.rows for branch in branches])
+        self._positions = _joined([branch.positions for branch in branches])
+        self._slots = _joined([branch.slots for branch in branches])
+        self._tiles = _tiles(branches, self._positions, shape.group_size)
+        self.plan = structs.AttentionPlan(
+            self._tiles.ctypes.data,
+            self._rows.ctypes.data,
+            self._positions.ctypes.data,
+            self._slots.ctypes.data,
+            len(self._tiles),
+            window or 0,
+        )
+
+    def attend(self, layer: int, queries: Tensor, storage: KvReader) -> Tensor:
+        """See `PreparedAttention`; `storage` is a `KvTensors`."""
+        keys, values = storage.keys[layer], storage.values[layer]  # type: ignore[attr-defined]  # a KvTensors
+        shape, queries = self._shape, queries.contiguous()
+        out = torch.zeros(len(queries), shape.num_heads * shape.head_dim)
+        kernel_shape = struct_of(shape, keys.dtype)
+        attention = structs.Attention(
+            ctypes.pointer(kernel_shape),
+            ctypes.pointer(self.plan),
+            queries.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            shape.num_heads * shape.head_dim,
+            structs.TO_FLOAT32,
+        )
+        self._library.functions.sl_attend(
+            self._library.isa, torch.get_num_threads(), ctypes.byref(attention)
+        )
+        return out
+
+
+def fits(shape: AttentionShape) -> bool:
+    """Whether the kernels can compute attention of this shape."""
+    return shape.head_dim % 16 == 0
+
+
+def struct_of(shape: AttentionShape, kv_dtype: torch.dtype) -> structs.AttentionShape:
+    """The shape as C sees it.
+
+    Args:
+        kv_dtype: float32 or bfloat16, of stored keys and values.
+    """
+    kv_format = {torch.float32: structs.KV_FLOAT32, torch.bfloat16: structs.KV_BFLOAT16}[kv_dtype]
+    return structs.AttentionShape(
+        shape.num_heads, shape.kv_heads, shape.head_dim, kv_format, shape.scale
+    )
+
+
+def _tiles(branches: Sequence[Rows], positions: IntArray, group_size: int) -> IntArray:
+    """[tiles, 3] first row, number of rows, first slot; those with most keys come first."""
+    lens = np.array([len(branch.rows) for branch in branches], np.int64)
+    slot_lens = np.array([len(branch.slots) for branch in branches], np.int64)
+    # A few rows are cut finer, so that two threads find enough to share.
+    is_few = lens.sum() <= _FEW_ROWS
+    tile_rows = max(_TILE_LANES // group_size, 1) if is_few else structs.MAX_TILE_ROWS
+    counts = -(-lens // tile_rows)
+    branch = np.repeat(np.arange(len(lens)), counts)
+    rank = np.arange(len(branch)) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = (np.cumsum(lens) - lens)[branch] + rank * tile_rows
+    number = np.minimum(lens[branch] - rank * tile_rows, tile_rows)
+    first_slot = (np.cumsum(slot_lens) - slot_lens)[branch]
+    tiles = np.stack((first, number, first_slot), 1)
+    if len(tiles) == 0:
+        return tiles
+    order = np.argsort(-positions[first + number - 1] * number, kind="stable")
+    return np.ascontiguousarray(tiles[order])
+
+
+def _joined(arrays: Sequence[IntArray]) -> IntArray:
+    if not arrays:
+        return np.zeros(0, np.int64)
+    return np.ascontiguousarray(np.concatenate(arrays), np.int64)

@@ -1,0 +1,116 @@
+"""Compiles the native kernels: `python -m slipstream.kernels.build`, or with the installation.
+
+Needs a C++17 compiler and nothing else: neither torch nor Slipstream's other modules are imported,
+so that it runs in a build environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+LIBRARY_NAME = "libslipstream_kernels.so"
+_COMPILERS = ("g++", "c++", "clang++")
+# No contraction: where a product and a sum are fused is written in the source, so that builds for
+# different instruction sets compute the same bits.
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
+_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+_FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own intrinsics cause these
+
+
+class BuildError(Exception):
+    """There is no compiler, or it failed; the message holds its last words."""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One object file: a source, its instruction set and its definitions."""
+
+    source: str
+    march: str | None
+    defines: tuple[str, ...] = ()
+
+
+def source_digest() -> str:
+    """16 hex digits that change with every source and flag; a library carries those it is of."""
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    digest.update(Path(__file__).read_bytes())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into `folder`.
+
+    Returns: Its path.
+    Raises:
+        BuildError: If there is no compiler or it fails.
+    """
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
+    target = folder / LIBRARY_NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        objects = [Path(scratch) / f"{index}.o" for index in range(len(_units()))]
+        commands = [
+            _compile_command(compiler, unit, to) for unit, to in zip(_units(), objects, strict=True)
+        ]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(_run, commands))
+        linked = Path(scratch) / LIBRARY_NAME
+        _run([compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(linked)])
+        linked.replace(target)  # at once: a process that starts meanwhile sees the old or the new
+    return target
+
+
+def _units() -> list[_Unit]:
+    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp")
+    plain_units = ("pack.cpp", "pass.cpp", "library.cpp")
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        plain = [_Unit(source, None, ("SL_VARIANT=portable",)) for source in vector_units]
+        return [*plain, *(_Unit(source, None) for source in plain_units)]
+    v3 = "x86-64-v3"
+    return [
+        *(_Unit(source, "sapphirerapids") for source in ("linear_amx.cpp", "attention_amx.cpp")),
+        *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
+        *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in vector_units),
+        *(_Unit(source, v3) for source in plain_units),
+    ]
+
+
+def _compile_command(compiler: str, unit: _Unit, target: Path) -> list[str]:
+    march = [f"-march={unit.march}"] if unit.march else []
+    defines = [f"-D{define}" for define in (*unit.defines, f'SL_DIGEST="{source_digest()}"')]
+    source = SOURCES / unit.source
+    return [compiler, *_FLAGS, *march, *defines, "-c", str(source), "-o", str(target)]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+def main() -> int:
+    """Build next to this module."""
+    try:
+        path = build(Path(__file__).parent)
+    except BuildError as error:
+        sys.stderr.write(f"error: {error}\nhint: install a C++17 compiler, for example g++ 11\n")
+        return 1
+    sys.stdout.write(f"built {path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+// The C interface, and the choice of the instruction set.
+#include <cstdlib>
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "pass.hpp"
+#include "team.hpp"
+
+#if defined(__x86_64__)
+#define SL_PICK(isa, name) ((isa) == PORTABLE ? name##_portable : name##_avx512)
+#else
+#define SL_PICK(isa, name) ((void)(isa), name##_portable)
+#endif
+#define SL_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace slipstream {
+namespace {
+
+class Buffer {
+public:
+    ~Buffer() { std::free(memory_); }
+    void* get(size_t bytes) {
+        if (bytes > size_) {
+            std::free(memory_);
+            size_ = (bytes + 4095) / 4096 * 4096;
+            memory_ = std::aligned_alloc(4096, size_);
+            if (!memory_) std::abort();
+        }
+        return memory_;
+    }
+
+private:
+    void* memory_ = nullptr;
+    size_t size_ = 0;
+};
+
+thread_local Buffer buffers[12];
+
+}  // namespace
+
+thread_local TeamBarrier* team = nullptr;
+
+void* scratch(int which, size_t bytes) { return buffers[which].get(bytes); }
+
+Multiply multiply_for(int isa) {
+#if defined(__x86_64__)
+    if (isa == AMX) return multiply_amx;
+    if (isa == AVX512) return multiply_avx512;
+#endif
+    (void)isa;
+    return multiply_portable;
+}
+
+Attend attend_for(int isa, const AttentionShape& shape) {
+#if defined(__x86_64__)
+    if (isa == AMX && shape.kv_format == KV_BF16 && shape.head_dim % 32 == 0) return attend_amx;
+    if (isa != PORTABLE) return attend_avx512;
+#endif
+    (void)isa;
+    (void)shape;
+    return attend_portable;
+}
+
+void run_pass(int isa, int num_threads, const Pass& pass);
+void run_head(int isa, int num_threads, const Head& head);
+
+}  // namespace slipstream
+
+using namespace slipstream;
+
+SL_EXPORT const char* sl_digest() { return SL_DIGEST; }
+
+// The widest instruction set that this processor and system offer (see `Isa`), or -1.
+SL_EXPORT int sl_best_isa() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return -1;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return PORTABLE;
+#if defined(__linux__)
+    unsigned a, b, c, d;
+    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+    const bool has_amx = (d >> 22 & 1) && (d >> 24 & 1);
+    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(1));
+    const bool has_bf16 = a >> 5 & 1;
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    if (has_amx && has_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
+        return AMX;
+#endif
+    return AVX512;
+#else
+    return PORTABLE;
+#endif
+}
+
+SL_EXPORT int64_t sl_packed_bytes(int format, int num_out, int num_in) {
+    return int64_t(ceil_div(num_out, TILE_OUT)) * ceil_div(num_in, TILE_IN) * tile_bytes(format);
+}
+
+SL_EXPORT void sl_pack(int format, int isa, int num_out, int num_in, const void* source, void* tiles) {
+    pack_matrix(format, isa, num_out, num_in, static_cast<const uint8_t*>(source),
+                static_cast<uint8_t*>(tiles));
+}
+
+// Rows of a packed matrix, [count, num_in] float32.
+SL_EXPORT void sl_read_rows(int isa, const Matrix* matrix, const int64_t* rows, int count, float* out) {
+#pragma omp parallel for schedule(static) if (count >= 32)
+    for (int i = 0; i < count; i++)
+        read_row(*matrix, isa, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
+}
+
+// `products`: [count], computed one after the other by one team.
+SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int count) {
+    const Multiply multiply = multiply_for(isa);
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes = bytes < shared_bytes(products[i]) ? shared_bytes(products[i]) : bytes;
+    void* shared = scratch(3, bytes);
+    TeamBarrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    {
+        team = &barrier;
+        for (int i = 0; i < count; i++) {
+            if (i) team_barrier();  // the shared memory is in use until all are done
+            multiply(products[i], team_thread(), team_size(), shared, team_barrier);
+        }
+    }
+}
+
+SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
+    std::atomic<int> next{0};
+    const Attend attend = attend_for(isa, *attention->shape);
+#pragma omp parallel num_threads(num_threads)
+    attend(*attention, &next);
+}
+
+SL_EXPORT void sl_normalise(int isa, const Norm* norm, const float* x, uint16_t* out, int num_rows) {
+    (SL_PICK(isa, normalise))(*norm, x, out, {0, num_rows});
+}
+
+SL_EXPORT void sl_rotate_and_store(int isa, const Projection* p, const AttentionShape* shape,
+                                   int num_rows) {
+    (SL_PICK(isa, rotate_and_store))(*p, *shape, {0, num_rows});
+}
+
+SL_EXPORT void sl_gate(int isa, int kind, const float* gate_up, uint16_t* out, int size, int num_rows) {
+    (SL_PICK(isa, gate))(kind, gate_up, out, size, {0, num_rows});
+}
+
+SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }
+
+SL_EXPORT void sl_head(int isa, int num_threads, const Head* head) { run_head(isa, num_threads, *head); }

@@ -1,0 +1,145 @@
+#include "pass.hpp"
+
+#include "team.hpp"
+
+namespace slipstream {
+namespace {
+
+// What one instruction set offers; see pointwise.hpp, attention.hpp and linear.hpp.
+struct Kernels {
+    decltype(&normalise_portable) normalise;
+    decltype(&normalise_add_portable) normalise_add;
+    decltype(&rotate_and_store_portable) rotate_and_store;
+    decltype(&gate_portable) gate;
+    Multiply multiply;
+};
+
+Kernels kernels_for(int isa) {
+#if defined(__x86_64__)
+    if (isa != PORTABLE)
+        return {normalise_avx512, normalise_add_avx512, rotate_and_store_avx512,
+                gate_avx512,      multiply_for(isa)};
+#endif
+    return {normalise_portable, normalise_add_portable, rotate_and_store_portable,
+            gate_portable,      multiply_for(isa)};
+}
+
+struct Member {
+    const Kernels& kernels;
+    int thread, num_threads;
+    void* shared;
+    Attend attend;
+
+    void multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows,
+                  int store) const {
+        int first = 0;
+        for (int i = 0; i < m.num_parts; i++) {
+            if (i) team_barrier();  // the shared memory is in use until all are done
+            const Matrix& part = m.parts[i];
+            kernels.multiply({part, x, out + first, num_in, m.num_out, num_rows, store}, thread,
+                             num_threads, shared, team_barrier);
+            first += part.num_out;
+        }
+        team_barrier();
+    }
+};
+
+struct Buffers {
+    float *qkv, *gate_up, *output;
+    uint16_t *normed, *mixed, *gated;
+};
+
+void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, const Buffers& buffers,
+               const Member& member) {
+    const AttentionShape& shape = pass.shape;
+    const int hidden = pass.hidden_size, q_size = shape.num_heads * shape.head_dim;
+    const int num_rows = pass.num_rows;
+    const Share rows = share_of(num_rows, member.thread, member.num_threads);
+
+    member.kernels.normalise(layer.input_norm, pass.hidden, buffers.normed, rows);
+    team_barrier();
+    member.multiply(layer.qkv, buffers.normed, hidden, buffers.qkv, num_rows, TO_F32);
+    member.kernels.rotate_and_store({buffers.qkv, layer.cosines, layer.sines, pass.positions, pass.slots,
+                                     layer.keys, layer.values, layer.q_norm, layer.k_norm},
+                                    shape, rows);
+    team_barrier();
+    const Attention attention{&shape,       &pass.plans[layer.plan], buffers.qkv,
+                              layer.keys,   layer.values,            buffers.mixed,
+                              layer.qkv.num_out, TO_BF16};
+    member.attend(attention, next);
+    team_barrier();
+    const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm) {
+        if (!norm.weight) return member.multiply(m, x, num_in, pass.hidden, num_rows, ADD_F32);
+        member.multiply(m, x, num_in, buffers.output, num_rows, TO_F32);
+        member.kernels.normalise_add(norm, buffers.output, pass.hidden, rows);
+        team_barrier();
+    };
+    add_to_hidden(layer.attention_output, buffers.mixed, q_size, layer.attention_output_norm);
+    member.kernels.normalise(layer.mlp_norm, pass.hidden, buffers.normed, rows);
+    team_barrier();
+    member.multiply(layer.gate_up, buffers.normed, hidden, buffers.gate_up, num_rows, TO_F32);
+    member.kernels.gate(pass.gate, buffers.gate_up, buffers.gated, pass.intermediate_size, rows);
+    team_barrier();
+    add_to_hidden(layer.down, buffers.gated, pass.intermediate_size, layer.mlp_output_norm);
+    if (layer.tap) {
+        const size_t at = size_t(rows.begin) * hidden, count = size_t(rows.end - rows.begin) * hidden;
+        memcpy(layer.tap + at, pass.hidden + at, sizeof(float) * count);
+    }
+}
+
+size_t widest_input(const Pass& pass) {
+    const int q_size = pass.shape.num_heads * pass.shape.head_dim;
+    int width = pass.hidden_size > pass.intermediate_size ? pass.hidden_size : pass.intermediate_size;
+    width = width > q_size ? width : q_size;
+    return size_t(ceil_div(pass.num_rows, TILE_ROWS)) * TILE_ROWS * (width + TILE_IN) * sizeof(float);
+}
+
+}  // namespace
+
+void run_pass(int isa, int num_threads, const Pass& pass) {
+    const Kernels kernels = kernels_for(isa);
+    const Attend attend = attend_for(isa, pass.shape);
+    const size_t rows = pass.num_rows;
+    const size_t q_size = size_t(pass.shape.num_heads) * pass.shape.head_dim;
+    const size_t qkv_size = q_size + 2 * size_t(pass.shape.kv_heads) * pass.shape.head_dim;
+    Buffers buffers;
+    buffers.qkv = static_cast<float*>(scratch(5, rows * qkv_size * 4));
+    buffers.gate_up = static_cast<float*>(scratch(6, rows * pass.intermediate_size * 8));
+    buffers.output = static_cast<float*>(scratch(7, rows * pass.hidden_size * 4));
+    buffers.normed = static_cast<uint16_t*>(scratch(8, rows * pass.hidden_size * 2));
+    buffers.mixed = static_cast<uint16_t*>(scratch(9, rows * q_size * 2));
+    buffers.gated = static_cast<uint16_t*>(scratch(10, rows * pass.intermediate_size * 2));
+    void* shared = scratch(3, widest_input(pass));
+    memset(buffers.mixed, 0, rows * q_size * 2);  // rows in no branch
+    std::atomic<int>* next = static_cast<std::atomic<int>*>(scratch(11, 64 * pass.num_layers));
+    memset(static_cast<void*>(next), 0, 64 * pass.num_layers);
+    TeamBarrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    {
+        team = &barrier;
+        const Member member{kernels, team_thread(), team_size(), shared, attend};
+        for (int i = 0; i < pass.num_layers; i++)
+            run_layer(pass, pass.layers[i], next + 16 * i, buffers, member);
+    }
+}
+
+void run_head(int isa, int num_threads, const Head& head) {
+    const Kernels kernels = kernels_for(isa);
+    const size_t rows = head.num_rows, width = head.norm.size;
+    uint16_t* normed = static_cast<uint16_t*>(scratch(8, rows * width * 2));
+    void* shared = scratch(3, (rows + TILE_ROWS) * (width + TILE_IN) * sizeof(float));
+    TeamBarrier barrier;
+#pragma omp parallel num_threads(num_threads)
+    {
+        team = &barrier;
+        const Member member{kernels, team_thread(), team_size(), shared, nullptr};
+        const Share share = share_of(head.num_rows, member.thread, member.num_threads);
+        for (int i = share.begin; i < share.end; i++)
+            kernels.normalise(head.norm, head.hidden + head.rows[i] * width, normed + i * width, {0, 1});
+        team_barrier();
+        member.multiply(head.matrices, normed, static_cast<int>(width), head.logits, head.num_rows,
+                        TO_F32);
+    }
+}
+
+}  // namespace slipstream

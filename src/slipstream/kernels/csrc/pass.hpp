@@ -1,0 +1,46 @@
+// A decoder's layers in one call: one team of threads goes through all of them.
+#pragma once
+#include "linear.hpp"
+#include "pointwise.hpp"
+
+namespace slipstream {
+
+// One matrix, or several one below the other.
+struct Matrices {
+    const Matrix* parts;
+    int32_t num_parts;
+    int32_t num_out;
+};
+
+struct Layer {
+    Norm input_norm, q_norm, k_norm, attention_output_norm, mlp_norm, mlp_output_norm;
+    Matrices qkv, attention_output, gate_up, down;
+    const float* cosines;  // see Projection
+    const float* sines;
+    void* keys;  // [slots, kv_heads, head_dim]
+    void* values;
+    float* tap;    // [rows, hidden] takes the layer's output, or null
+    int32_t plan;  // index in Pass::plans
+};
+
+struct Pass {
+    const Layer* layers;
+    const AttentionPlan* plans;  // one for each window
+    const int64_t* positions;    // [rows]
+    const int64_t* slots;        // [rows]
+    float* hidden;               // [rows, hidden_size]: embeddings in, residual stream out
+    AttentionShape shape;
+    int32_t num_layers, num_rows, hidden_size, intermediate_size, gate;
+};
+
+// Final norm and product with the vocabulary.
+struct Head {
+    Norm norm;
+    Matrices matrices;
+    const float* hidden;       // [rows, norm.size]
+    const int64_t* rows;       // [num_rows] whose logits are wanted
+    float* logits;             // [num_rows, vocabulary]
+    int32_t num_rows;
+};
+
+}  // namespace slipstream

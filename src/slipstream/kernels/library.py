@@ -1,0 +1,74 @@
+"""The compiled kernels as a C library: opened, checked, and what it can do here."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+from slipstream.kernels.build import LIBRARY_NAME, source_digest
+from slipstream.kernels.memory import WeightMemory
+
+log = logging.getLogger("slipstream.kernels")
+
+_ISA_NAMES = ("portable", "avx512", "amx")
+
+
+class KernelsUnavailableError(Exception):
+    """The library is not there, cannot be loaded here, or is of other sources."""
+
+
+class KernelLibrary:
+    """The native kernels, for one instruction set.
+
+    All instruction sets give the same bits; a slower one is for tests and comparisons.
+
+    Args:
+        path: The shared library; None = the one next to this module.
+        isa: "amx", "avx512" or "portable"; None = the best that is here.
+    Raises:
+        KernelsUnavailableError: If it cannot be used.
+    """
+
+    def __init__(self, path: Path | None = None, isa: str | None = None) -> None:
+        path = path or Path(__file__).parent / LIBRARY_NAME
+        if not path.is_file():
+            raise KernelsUnavailableError(f"{path} was not built")
+        try:
+            self.functions = ctypes.CDLL(str(path))
+            digest = self.functions.sl_digest
+        except (OSError, AttributeError) as error:
+            raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
+        digest.restype = ctypes.c_char_p
+        if digest().decode() != source_digest():
+            raise KernelsUnavailableError(f"{path} was built from other sources than these")
+        self.functions.sl_packed_bytes.restype = ctypes.c_int64
+        best = int(self.functions.sl_best_isa())
+        if best < 0:
+            raise KernelsUnavailableError("the processor lacks AVX2 and FMA, which they need")
+        if isa is not None and (isa not in _ISA_NAMES or _ISA_NAMES.index(isa) > best):
+            here = ", ".join(_ISA_NAMES[: best + 1])
+            raise KernelsUnavailableError(f"instruction set {isa!r} is not here; there are {here}")
+        self.weight_memory = WeightMemory()
+        self.isa = best if isa is None else _ISA_NAMES.index(isa)
+
+    @property
+    def isa_name(self) -> str:
+        """The instruction set in use."""
+        return _ISA_NAMES[self.isa]
+
+
+@functools.cache  # one warning per process, and one library
+def open_kernels() -> KernelLibrary | None:
+    """The native kernels, or None with a warning that says what is lost."""
+    try:
+        return KernelLibrary()
+    except KernelsUnavailableError as error:
+        log.warning(
+            "native kernels are not in use (%s): answers stay exact, but a step takes several "
+            "times as long and quantised weights are held as bfloat16; to get them, install a "
+            "C++17 compiler and run: python -m slipstream.kernels.build",
+            error,
+        )
+        return None

@@ -1,0 +1,39 @@
+"""Memory for weights: few large regions on huge pages, which spares a step page walks."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 4096
+_HUGE_PAGE = 2 * 2**20
+_REGION_BYTES = 32 * 2**20
+
+
+class WeightMemory:
+    """Hands out pieces of anonymous memory; a region lives as long as a piece of it."""
+
+    def __init__(self) -> None:
+        self._region = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, zero, aligned to a page."""
+        start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+        if start + num_bytes > len(self._region):
+            self._region = _new_region(max(num_bytes, _REGION_BYTES))
+            start = 0
+        self._used = start + num_bytes
+        return self._region[start : self._used]
+
+
+def _new_region(num_bytes: int) -> Tensor:
+    size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
+    pages = mmap.mmap(-1, size + _HUGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE_PAGE
+    return whole[start : start + size]

@@ -1,0 +1,167 @@
+"""The C structures of the kernels' interface, field by field as in csrc/*.hpp."""
+
+from __future__ import annotations
+
+import ctypes
+
+FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
+TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
+KV_FLOAT32, KV_BFLOAT16 = 0, 1
+GATES = {"silu": 0, "gelu_tanh": 1}
+MAX_TILE_ROWS = 16
+
+
+class Matrix(ctypes.Structure):
+    """`slipstream::Matrix`."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("format", ctypes.c_int32),
+        ("num_out", ctypes.c_int32),
+        ("num_in", ctypes.c_int32),
+    )
+
+
+class Product(ctypes.Structure):
+    """`slipstream::Product`."""
+
+    _fields_ = (
+        ("matrix", Matrix),
+        ("x", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int32),
+        ("store", ctypes.c_int32),
+    )
+
+
+class AttentionShape(ctypes.Structure):
+    """`slipstream::AttentionShape`."""
+
+    _fields_ = (
+        ("num_heads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("kv_format", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+class AttentionPlan(ctypes.Structure):
+    """`slipstream::AttentionPlan`; `tiles` is [num_tiles, 3] int64."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("num_tiles", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+    )
+
+
+class Attention(ctypes.Structure):
+    """`slipstream::Attention`."""
+
+    _fields_ = (
+        ("shape", ctypes.POINTER(AttentionShape)),
+        ("plan", ctypes.POINTER(AttentionPlan)),
+        ("queries", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("q_stride", ctypes.c_int64),
+        ("store", ctypes.c_int32),
+    )
+
+
+class Norm(ctypes.Structure):
+    """`slipstream::Norm`; all zero = no norm."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("size", ctypes.c_int32),
+    )
+
+
+class Projection(ctypes.Structure):
+    """`slipstream::Projection`."""
+
+    _fields_ = (
+        ("qkv", ctypes.c_void_p),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+    )
+
+
+class Matrices(ctypes.Structure):
+    """`slipstream::Matrices`."""
+
+    _fields_ = (
+        ("parts", ctypes.c_void_p),
+        ("num_parts", ctypes.c_int32),
+        ("num_out", ctypes.c_int32),
+    )
+
+
+class Layer(ctypes.Structure):
+    """`slipstream::Layer`."""
+
+    _fields_ = (
+        ("input_norm", Norm),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+        ("attention_output_norm", Norm),
+        ("mlp_norm", Norm),
+        ("mlp_output_norm", Norm),
+        ("qkv", Matrices),
+        ("attention_output", Matrices),
+        ("gate_up", Matrices),
+        ("down", Matrices),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("tap", ctypes.c_void_p),
+        ("plan", ctypes.c_int32),
+    )
+
+
+class Pass(ctypes.Structure):
+    """`slipstream::Pass`."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("plans", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
+        ("shape", AttentionShape),
+        ("num_layers", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+        ("hidden_size", ctypes.c_int32),
+        ("intermediate_size", ctypes.c_int32),
+        ("gate", ctypes.c_int32),
+    )
+
+
+class Head(ctypes.Structure):
+    """`slipstream::Head`."""
+
+    _fields_ = (
+        ("norm", Norm),
+        ("matrices", Matrices),
+        ("hidden", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+    )

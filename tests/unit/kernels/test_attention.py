@@ -1,0 +1,186 @@
+"""Native attention: close to the exact result, and the same bits alone or in company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.attention.backend import AttentionShape
+from slipstream.attention.native import NativeAttention
+from slipstream.execution.batch import Branch
+from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
+from slipstream.kv.storage import KvStorage
+
+_NUM_SLOTS = 400
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_storage(shape: AttentionShape, dtype: torch.dtype) -> KvStorage:
+    storage = KvStorage(_NUM_SLOTS, 1, shape.kv_heads, shape.head_dim, dtype)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in (storage.keys[0], storage.values[0]):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return storage
+
+
+def make_shape(num_heads: int = 6, kv_heads: int = 2, head_dim: int = 64) -> AttentionShape:
+    return AttentionShape(num_heads, kv_heads, head_dim, head_dim**-0.5)
+
+
+def queries_for(shape: AttentionShape, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return 3 * torch.randn(count, shape.num_heads, shape.head_dim, generator=generator)
+
+
+def scattered_slots(count: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.random.default_rng(seed).permutation(_NUM_SLOTS)[:count].astype(np.int64)
+
+
+def exact(
+    shape: AttentionShape, queries: Tensor, storage: KvStorage, branch: Branch, window: int | None
+) -> Tensor:
+    """The textbook, in float64."""
+    results = []
+    for row, position in zip(branch.rows, branch.positions, strict=True):
+        first = max(0, int(position) + 1 - window) if window else 0
+        seen = torch.from_numpy(branch.slots[first : position + 1])
+        k, v = (
+            part.double().repeat_interleave(shape.group_size, 1) for part in storage.gather(0, seen)
+        )
+        scores = torch.einsum("hd,khd->hk", queries[row].double(), k) * shape.scale
+        results.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v).reshape(-1))
+    return torch.stack(results)
+
+
+def attend(
+    backend: NativeAttention,
+    queries: Tensor,
+    storage: KvStorage,
+    branches: Sequence[Branch],
+    window: int | None = None,
+) -> Tensor:
+    return backend.prepare(branches, len(queries), window).attend(0, queries, storage)
+
+
+def alone(
+    backend: NativeAttention,
+    queries: Tensor,
+    storage: KvStorage,
+    branch: Branch,
+    window: int | None = None,
+) -> Tensor:
+    """Each row of a branch in a pass of its own."""
+    zero = np.zeros(1, np.int64)
+    return torch.cat(
+        [
+            attend(
+                backend,
+                queries[row : row + 1],
+                storage,
+                [Branch(zero, np.array([position]), branch.slots[: position + 1])],
+                window,
+            )
+            for row, position in zip(branch.rows.tolist(), branch.positions.tolist(), strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_heads", "kv_heads", "head_dim"), [(6, 2, 64), (5, 1, 128), (4, 4, 16), (2, 1, 80)]
+)
+@pytest.mark.parametrize("window", [None, 1, 40])
+def test_results_are_close_to_the_exact_ones(
+    library: KernelLibrary,
+    dtype: torch.dtype,
+    num_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+) -> None:
+    shape = make_shape(num_heads, kv_heads, head_dim)
+    storage, queries = make_storage(shape, dtype), queries_for(shape, 20)
+    branch = Branch(np.arange(20), np.arange(80, 100), scattered_slots(100))
+    got = attend(NativeAttention(shape, library), queries, storage, [branch], window)
+    expected = exact(shape, queries, storage, branch, window)
+    # On AMX tiles the weights of bfloat16 values are bfloat16 too.
+    is_rounded = library.isa_name == "amx" and dtype == torch.bfloat16 and head_dim % 32 == 0
+    assert torch.allclose(got.double(), expected, rtol=1e-5, atol=4e-3 if is_rounded else 2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 33])
+def test_a_row_has_the_same_bits_alone_and_in_a_prompt_chunk(
+    library: KernelLibrary, window: int | None
+) -> None:
+    shape = make_shape()
+    storage, queries = make_storage(shape, torch.bfloat16), queries_for(shape, 150)
+    backend = NativeAttention(shape, library)
+    branch = Branch(np.arange(150), np.arange(10, 160), scattered_slots(160))
+    together = attend(backend, queries, storage, [branch], window)
+    assert torch.equal(together, alone(backend, queries, storage, branch, window))
+
+
+def test_branches_do_not_see_each_other(library: KernelLibrary) -> None:
+    shape = make_shape()
+    storage, queries = make_storage(shape, torch.bfloat16), queries_for(shape, 9)
+    backend = NativeAttention(shape, library)
+    first = Branch(np.array([0, 2, 4]), np.array([7, 8, 9]), scattered_slots(10, 1))
+    second = Branch(np.array([1, 3, 5, 6, 7, 8]), np.arange(95, 101), scattered_slots(101, 2))
+    together = attend(backend, queries, storage, [first, second])
+    for branch in (first, second):
+        rows = torch.from_numpy(branch.rows)
+        assert torch.equal(together[rows], alone(backend, queries, storage, branch))
+
+
+def test_a_key_that_a_row_does_not_see_cannot_harm_it(library: KernelLibrary) -> None:
+    shape = make_shape()
+    storage, queries = make_storage(shape, torch.float32), queries_for(shape, 4)
+    backend, slots = NativeAttention(shape, library), scattered_slots(44)
+    branch = Branch(np.arange(4), np.arange(40, 44), slots)
+    before = attend(backend, queries, storage, [branch])
+    for tensor in (storage.keys[0], storage.values[0]):
+        tensor[int(slots[42])] = torch.nan
+    after = attend(backend, queries, storage, [branch])
+    assert torch.equal(after[:2], before[:2])
+    assert bool(after[2:].isnan().all())
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_change_no_bit(library: KernelLibrary, num_threads: int) -> None:
+    shape = make_shape()
+    storage, queries = make_storage(shape, torch.bfloat16), queries_for(shape, 40)
+    backend = NativeAttention(shape, library)
+    branch = Branch(np.arange(40), np.arange(40), scattered_slots(40))
+    expected = attend(backend, queries, storage, [branch])
+    torch.set_num_threads(num_threads)
+    assert torch.equal(attend(backend, queries, storage, [branch]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_backends_of_one_name_agree_to_the_last_bit(
+    library: KernelLibrary, dtype: torch.dtype
+) -> None:
+    shape = make_shape(head_dim=16)
+    storage, queries = make_storage(shape, dtype), queries_for(shape, 60)
+    branch = Branch(np.arange(60), np.arange(60), scattered_slots(60))
+    portable = NativeAttention(shape, KernelLibrary(isa="portable"))
+    backend = NativeAttention(shape, library)
+    assert backend.name == portable.name
+    got = attend(backend, queries, storage, [branch])
+    assert torch.equal(got, attend(portable, queries, storage, [branch]))
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    with pytest.raises(KernelsUnavailableError, match="neon"):
+        KernelLibrary(isa="neon")

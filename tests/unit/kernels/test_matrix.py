@@ -1,0 +1,126 @@
+"""Native products: the bits of their twin, whatever the rows, threads or instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.attention.row_proof import cancelling_operands
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.matrix import PackedMatrix, matrix_twin
+from slipstream.weights.gguf_blocks import BLOCK_FORMATS, QuantizedTensor
+
+_FORMATS = {block.name: block for block in BLOCK_FORMATS.values()}
+_ROW_COUNTS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def operands(num_rows: int, num_in: int, num_out: int) -> tuple[Tensor, Tensor]:
+    x, weight = cancelling_operands(num_rows, num_in, num_out, seed=num_in)
+    return x.bfloat16(), weight.bfloat16()
+
+
+def multiply(matrix: PackedMatrix, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return matrix.multiply(x, torch.empty(len(x), matrix.shape[0], dtype=dtype))
+
+
+def random_blocks(name: str, num_out: int, num_in: int) -> QuantizedTensor:
+    block = _FORMATS[name]
+    rng = np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (num_out * num_in // 32, block.num_bytes), dtype=np.uint8)
+    num_scales = 2 if name == "Q4_1" else 1
+    scales = rng.standard_normal((len(blocks), num_scales)).astype(np.float16)
+    scales[::7] = 2**-24  # the smallest half-precision number
+    blocks[:, : 2 * num_scales] = scales.view(np.uint8)
+    return QuantizedTensor(block, (num_out, num_in), blocks)
+
+
+@pytest.mark.parametrize(("num_in", "num_out"), [(64, 16), (576, 80), (100, 37), (33, 5), (1, 1)])
+def test_any_number_of_rows_gives_the_bits_of_the_twin(
+    library: KernelLibrary, num_in: int, num_out: int
+) -> None:
+    x, weight = operands(64, num_in, num_out)
+    matrix, expected = PackedMatrix(library, [weight]), matrix_twin(x, weight)
+    for count in _ROW_COUNTS:
+        start = 64 - count
+        assert torch.equal(multiply(matrix, x[start:]), expected[start:]), count
+
+
+def test_512_rows_are_those_of_512_calls_with_one(library: KernelLibrary) -> None:
+    x, weight = operands(512, 96, 48)
+    matrix = PackedMatrix(library, [weight])
+    alone = torch.cat([multiply(matrix, row[None]) for row in x])
+    for count in (512, 511, 128, 100):
+        assert torch.equal(multiply(matrix, x[:count]), alone[:count])
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_change_no_bit(library: KernelLibrary, num_threads: int) -> None:
+    x, weight = operands(40, 576, 200)
+    matrix = PackedMatrix(library, [weight])
+    expected = multiply(matrix, x)
+    torch.set_num_threads(num_threads)
+    for count in (1, 7, 40):
+        assert torch.equal(multiply(matrix, x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_stored_blocks_multiply_as_their_values_in_bfloat16(
+    library: KernelLibrary, name: str
+) -> None:
+    stored = random_blocks(name, 72, 192)
+    values = torch.from_numpy(stored.dequantize()).bfloat16()
+    x, _ = operands(64, 192, 1)
+    as_stored, widened = PackedMatrix(library, [stored]), PackedMatrix(library, [values])
+    assert as_stored.nbytes < 0.6 * widened.nbytes
+    for count in _ROW_COUNTS:
+        assert torch.equal(multiply(as_stored, x[:count]), multiply(widened, x[:count])), count
+    assert torch.equal(multiply(as_stored, x[:4]), matrix_twin(x[:4], values))
+
+
+def test_parts_of_different_formats_stand_one_below_the_other(library: KernelLibrary) -> None:
+    x, weight = operands(20, 64, 24)
+    stored = random_blocks("Q4_1", 40, 64)
+    whole = torch.cat((weight, torch.from_numpy(stored.dequantize()).bfloat16()))
+    matrix = PackedMatrix(library, [weight, stored])
+    assert matrix.shape == (64, 64)
+    for count in (1, 20):
+        assert torch.equal(multiply(matrix, x[:count]), matrix_twin(x[:count], whole))
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_bias_is_added_before_rounding_to_bfloat16(library: KernelLibrary, count: int) -> None:
+    x, weight = operands(count, 64, 40)
+    bias = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    rounded = multiply(PackedMatrix(library, [weight], bias), x, torch.bfloat16)
+    assert torch.equal(rounded, (matrix_twin(x, weight) + bias).bfloat16())
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_a_product_can_be_added_to_what_is_there(library: KernelLibrary, count: int) -> None:
+    x, weight = operands(count, 64, 40)
+    before = torch.randn(count, 40, generator=torch.Generator().manual_seed(0))
+    after = PackedMatrix(library, [weight]).multiply(x, before.clone(), adds=True)
+    assert torch.equal(after, before + matrix_twin(x, weight))
+
+
+def test_rows_may_lie_apart(library: KernelLibrary) -> None:
+    x, weight = operands(6, 64, 40)
+    holder = torch.zeros(6, 200, dtype=torch.bfloat16)
+    holder[:, 8:72] = x
+    out = torch.zeros(6, 100)
+    PackedMatrix(library, [weight]).multiply(holder[:, 8:72], out[:, 10:50])
+    assert torch.equal(out[:, 10:50], matrix_twin(x, weight))
+    assert not out[:, :10].any()
+    assert not out[:, 50:].any()
