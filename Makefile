@@ -6,6 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := src/slipstream/kernels/build.py $(wildcard src/slipstream/kernels/csrc/*)
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -17,7 +18,7 @@ help:  ## List these commands
 
 install: $(STAMP)  ## Make .venv with Slipstream and its tools
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer was found" >&2; \
 	  echo "hint: install one, or name it: make install PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
