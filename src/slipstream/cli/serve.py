@@ -136,7 +136,8 @@ class Messages:
         self._console.print(self._example(), markup=False, highlight=False, soft_wrap=True)
 
     def _example(self) -> str:
-        body = {"model": self._model, "messages": [{"role": "user", "content": "Hello!"}]}
+        messages = [{"role": "user", "content": "Hello!"}]
+        body = {"model": self._model, "temperature": 0, "messages": messages}
         key = "  -H 'Authorization: Bearer KEY' \\\n" if self._needs_key else ""
         return (
             f"curl {self._url}/v1/chat/completions \\\n"
