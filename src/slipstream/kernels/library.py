@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipstream.kernels.build import LIBRARY_NAME, source_digest
 from slipstream.kernels.memory import WeightMemory
+from slipstream.kernels.structs import AttentionShape
 
 log = logging.getLogger("slipstream.kernels")
 
@@ -44,6 +45,7 @@ class KernelLibrary:
         if digest().decode() != source_digest():
             raise KernelsUnavailableError(f"{path} was built from other sources than these")
         self.functions.sl_packed_bytes.restype = ctypes.c_int64
+        self.functions.sl_read_memory.restype = ctypes.c_uint64
         best = int(self.functions.sl_best_isa())
         if best < 0:
             raise KernelsUnavailableError("the processor lacks AVX2 and FMA, which they need")
@@ -57,6 +59,10 @@ class KernelLibrary:
     def isa_name(self) -> str:
         """The instruction set in use."""
         return _ISA_NAMES[self.isa]
+
+    def attention_isa_name(self, shape: AttentionShape) -> str:
+        """The instruction set of the attention kernel that serves this shape."""
+        return _ISA_NAMES[self.functions.sl_attention_isa(self.isa, ctypes.byref(shape))]
 
 
 @functools.cache  # one warning per process, and one library

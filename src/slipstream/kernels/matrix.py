@@ -18,6 +18,7 @@ from slipstream.kernels.structs import (
     Matrices,
     Matrix,
     Product,
+    StageTimes,
 )
 from slipstream.weights.gguf_blocks import QuantizedTensor
 
@@ -35,6 +36,9 @@ class PackedMatrix:
     Args:
         parts: Matrices of equal width, one below the other.
         bias: [num_out] or None.
+    Attributes:
+        shape: (num_out, num_in); nbytes: As held.
+        formats: Of each product that one call makes.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class PackedMatrix:
         self._bias = None if bias is None else bias.float().contiguous()
         self.shape = (sum(part.shape[0] for part in parts), int(parts[0].shape[1]))
         self.nbytes = sum(tiles.nbytes for tiles in self._tiles)
-        self.formats = tuple(sorted({_format_name(part) for part in parts}))
+        self.formats = tuple(_format_name(part) for part in parts)
         self.matrices = (Matrix * len(parts))()
         first = 0
         for matrix, part, tiles in zip(self.matrices, parts, self._tiles, strict=True):
@@ -90,10 +94,10 @@ class PackedMatrix:
         """The matrices as C sees them; valid as long as this object."""
         return Matrices(ctypes.addressof(self.matrices), len(self.matrices), self.shape[0])
 
-    def read_rows(self, rows: Tensor) -> Tensor:
+    def read_rows(self, rows: Tensor, stage_ns: StageTimes | None = None) -> Tensor:
         """Weights of some outputs: [n] int64 -> [n, num_in] float32, of bfloat16 values.
 
-        Only for a matrix in one part.
+        Only for a matrix in one part. The time is added to `stage_ns` as that of the embedding.
         """
         assert len(self.matrices) == 1
         out = torch.empty(len(rows), self.shape[1])
@@ -103,6 +107,7 @@ class PackedMatrix:
             ctypes.c_void_p(rows.data_ptr()),
             len(rows),
             ctypes.c_void_p(out.data_ptr()),
+            None if stage_ns is None else ctypes.c_void_p(stage_ns.ctypes.data),
         )
         return out
 

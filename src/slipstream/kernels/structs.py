@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
+import numpy.typing as npt
+
 FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
 TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
 KV_FLOAT32, KV_BFLOAT16 = 0, 1
 GATES = {"silu": 0, "gelu_tanh": 1}
 MAX_TILE_ROWS = 16
+STAGES = (
+    "embedding",
+    "norms",
+    "qkv",
+    "rotary",
+    "attention",
+    "attention_output",
+    "gate_up",
+    "gate",
+    "down",
+    "head",
+)
+"""`slipstream::Stage`: the parts of a pass."""
+
+StageTimes = npt.NDArray[np.int64]
+"""[STAGES] nanoseconds, added up over passes."""
 
 
 class Matrix(ctypes.Structure):
@@ -151,6 +170,7 @@ class Pass(ctypes.Structure):
         ("hidden_size", ctypes.c_int32),
         ("intermediate_size", ctypes.c_int32),
         ("gate", ctypes.c_int32),
+        ("stage_ns", ctypes.c_void_p),
     )
 
 
@@ -164,4 +184,5 @@ class Head(ctypes.Structure):
         ("rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),
+        ("stage_ns", ctypes.c_void_p),
     )

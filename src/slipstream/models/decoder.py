@@ -86,7 +86,9 @@ class Model(Protocol):
     hparams: Hparams
     dtype: torch.dtype
     weight_bytes: int
+    layers: tuple[DecoderLayer, ...]
     final_norm: RmsNorm
+    head: Linear
 
     def attention_backend(self) -> AttentionBackend:
         """A new backend of the kind that the model runs with."""
@@ -133,7 +135,7 @@ class Decoder:
         self.final_norm = final_norm
         self.dtype = embeddings.dtype
         self._embeddings = embeddings
-        self._head = head
+        self.head = head
         self._activation = activation
         self._factory = factory
         self._tables: dict[RotaryParams, RotaryTable] = {
@@ -157,7 +159,7 @@ class Decoder:
 
     def admitted_logit_row_counts(self) -> tuple[int, ...]:
         """Row counts that are exact for the product with the vocabulary, ascending."""
-        return self._factory.admitted((self._head,))
+        return self._factory.admitted((self.head,))
 
     def linear_kinds(self) -> str:
         """How matrices are multiplied, for the numerics fingerprint."""
@@ -235,7 +237,7 @@ class Decoder:
     def _logits(self, hidden: Tensor, inputs: DecoderInput) -> Tensor:
         wanted = hidden.index_select(0, inputs.logit_rows)
         normed = self.final_norm(wanted).to(self.dtype)
-        logits = [self._head(part) for part in _cut(normed, inputs.logit_cuts)]
+        logits = [self.head(part) for part in _cut(normed, inputs.logit_cuts)]
         if not logits:
             return hidden.new_empty(0, self.hparams.vocab_size)
         return (logits[0] if len(logits) == 1 else torch.cat(logits)).float()

@@ -47,8 +47,9 @@ class NativeDecoder:
         self.hparams = hparams
         self.layers = tuple(layers)
         self.final_norm = final_norm
+        self.head = head
         self._embeddings = embeddings
-        self._head = head
+        self._stage_ns: structs.StageTimes | None = None
         self._kernels = kernels
         self._shape = attention_shape(hparams)
         self._tables: dict[RotaryParams, RotaryTable] = {
@@ -68,6 +69,13 @@ class NativeDecoder:
             norm.nbytes for norm in (*norms, final_norm)
         )
         self._formats = sorted({name for matrix in matrices for name in matrix.formats})
+
+    def trace_into(self, stage_ns: structs.StageTimes | None) -> None:
+        """Add the time of each of `structs.STAGES` to `stage_ns` from now on; None ends it.
+
+        Measured by the first thread, waiting for the others included.
+        """
+        self._stage_ns = stage_ns
 
     def attention_backend(self) -> AttentionBackend:
         """See `Model`."""
@@ -96,7 +104,7 @@ class NativeDecoder:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """[rows, hidden] float32."""
-        embedded = self._embeddings.read_rows(tokens)
+        embedded = self._embeddings.read_rows(tokens, self._stage_ns)
         scale = self.hparams.embedding_scale
         if scale is None:
             return embedded
@@ -135,6 +143,7 @@ class NativeDecoder:
             hparams.hidden_size,
             hparams.intermediate_size,
             structs.GATES[hparams.activation],
+            self._trace_address(),
         )
         self._kernels.functions.sl_pass(
             self._kernels.isa, torch.get_num_threads(), ctypes.byref(arguments)
@@ -146,16 +155,20 @@ class NativeDecoder:
             return logits
         arguments = structs.Head(
             _norm(self.final_norm),
-            _matrix(self._head).struct(),
+            _matrix(self.head).struct(),
             hidden.data_ptr(),
             rows.data_ptr(),
             logits.data_ptr(),
             len(rows),
+            self._trace_address(),
         )
         self._kernels.functions.sl_head(
             self._kernels.isa, torch.get_num_threads(), ctypes.byref(arguments)
         )
         return logits
+
+    def _trace_address(self) -> int | None:
+        return None if self._stage_ns is None else self._stage_ns.ctypes.data
 
 
 def _fill(struct: structs.Layer, layer: DecoderLayer) -> None:

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #endif
 
+#include "bandwidth.hpp"
 #include "pass.hpp"
 #include "team.hpp"
 
@@ -106,11 +107,14 @@ SL_EXPORT void sl_pack(int format, int isa, int num_out, int num_in, const void*
                 static_cast<uint8_t*>(tiles));
 }
 
-// Rows of a packed matrix, [count, num_in] float32.
-SL_EXPORT void sl_read_rows(int isa, const Matrix* matrix, const int64_t* rows, int count, float* out) {
+// Rows of a packed matrix, [count, num_in] float32. `stage_ns`: see Pass.
+SL_EXPORT void sl_read_rows(int isa, const Matrix* matrix, const int64_t* rows, int count, float* out,
+                            int64_t* stage_ns) {
+    Stopwatch watch(stage_ns, 0);
 #pragma omp parallel for schedule(static) if (count >= 32)
     for (int i = 0; i < count; i++)
         read_row(*matrix, isa, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
+    watch.mark(EMBEDDING);
 }
 
 // `products`: [count], computed one after the other by one team.
@@ -136,6 +140,30 @@ SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
     const Attend attend = attend_for(isa, *attention->shape);
 #pragma omp parallel num_threads(num_threads)
     attend(*attention, &next);
+}
+
+// The instruction set of the attention kernel that `sl_attend` and `sl_pass` run for this shape.
+SL_EXPORT int sl_attention_isa(int isa, const AttentionShape* shape) {
+#if defined(__x86_64__)
+    const Attend attend = attend_for(isa, *shape);
+    if (attend == attend_amx) return AMX;
+    if (attend == attend_avx512) return AVX512;
+#endif
+    (void)isa;
+    (void)shape;
+    return PORTABLE;
+}
+
+// Reads [count] numbers once, each thread a share of its own, and gives their sum.
+SL_EXPORT uint64_t sl_read_memory(int num_threads, const uint64_t* numbers, int64_t count) {
+    std::atomic<uint64_t> sum{0};
+#pragma omp parallel num_threads(num_threads)
+    {
+        const int64_t begin = count * team_thread() / team_size();
+        const int64_t end = count * (team_thread() + 1) / team_size();
+        sum += read_share(numbers + begin, end - begin);
+    }
+    return sum;
 }
 
 SL_EXPORT void sl_normalise(int isa, const Norm* norm, const float* x, uint16_t* out, int num_rows) {

@@ -50,7 +50,7 @@ struct Buffers {
 };
 
 void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, const Buffers& buffers,
-               const Member& member) {
+               const Member& member, Stopwatch& watch) {
     const AttentionShape& shape = pass.shape;
     const int hidden = pass.hidden_size, q_size = shape.num_heads * shape.head_dim;
     const int num_rows = pass.num_rows;
@@ -58,29 +58,41 @@ void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, con
 
     member.kernels.normalise(layer.input_norm, pass.hidden, buffers.normed, rows);
     team_barrier();
+    watch.mark(NORMS);
     member.multiply(layer.qkv, buffers.normed, hidden, buffers.qkv, num_rows, TO_F32);
+    watch.mark(QKV);
     member.kernels.rotate_and_store({buffers.qkv, layer.cosines, layer.sines, pass.positions, pass.slots,
                                      layer.keys, layer.values, layer.q_norm, layer.k_norm},
                                     shape, rows);
     team_barrier();
+    watch.mark(ROTARY);
     const Attention attention{&shape,       &pass.plans[layer.plan], buffers.qkv,
                               layer.keys,   layer.values,            buffers.mixed,
                               layer.qkv.num_out, TO_BF16};
     member.attend(attention, next);
     team_barrier();
-    const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm) {
-        if (!norm.weight) return member.multiply(m, x, num_in, pass.hidden, num_rows, ADD_F32);
-        member.multiply(m, x, num_in, buffers.output, num_rows, TO_F32);
+    watch.mark(ATTENTION);
+    const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm,
+                                   Stage stage) {
+        float* out = norm.weight ? buffers.output : pass.hidden;
+        member.multiply(m, x, num_in, out, num_rows, norm.weight ? TO_F32 : ADD_F32);
+        watch.mark(stage);
+        if (!norm.weight) return;
         member.kernels.normalise_add(norm, buffers.output, pass.hidden, rows);
         team_barrier();
+        watch.mark(NORMS);
     };
-    add_to_hidden(layer.attention_output, buffers.mixed, q_size, layer.attention_output_norm);
+    add_to_hidden(layer.attention_output, buffers.mixed, q_size, layer.attention_output_norm,
+                  ATTENTION_OUTPUT);
     member.kernels.normalise(layer.mlp_norm, pass.hidden, buffers.normed, rows);
     team_barrier();
+    watch.mark(NORMS);
     member.multiply(layer.gate_up, buffers.normed, hidden, buffers.gate_up, num_rows, TO_F32);
+    watch.mark(GATE_UP);
     member.kernels.gate(pass.gate, buffers.gate_up, buffers.gated, pass.intermediate_size, rows);
     team_barrier();
-    add_to_hidden(layer.down, buffers.gated, pass.intermediate_size, layer.mlp_output_norm);
+    watch.mark(GATE);
+    add_to_hidden(layer.down, buffers.gated, pass.intermediate_size, layer.mlp_output_norm, DOWN);
     if (layer.tap) {
         const size_t at = size_t(rows.begin) * hidden, count = size_t(rows.end - rows.begin) * hidden;
         memcpy(layer.tap + at, pass.hidden + at, sizeof(float) * count);
@@ -118,8 +130,9 @@ void run_pass(int isa, int num_threads, const Pass& pass) {
     {
         team = &barrier;
         const Member member{kernels, team_thread(), team_size(), shared, attend};
+        Stopwatch watch(pass.stage_ns, member.thread);
         for (int i = 0; i < pass.num_layers; i++)
-            run_layer(pass, pass.layers[i], next + 16 * i, buffers, member);
+            run_layer(pass, pass.layers[i], next + 16 * i, buffers, member, watch);
     }
 }
 
@@ -133,12 +146,15 @@ void run_head(int isa, int num_threads, const Head& head) {
     {
         team = &barrier;
         const Member member{kernels, team_thread(), team_size(), shared, nullptr};
+        Stopwatch watch(head.stage_ns, member.thread);
         const Share share = share_of(head.num_rows, member.thread, member.num_threads);
         for (int i = share.begin; i < share.end; i++)
             kernels.normalise(head.norm, head.hidden + head.rows[i] * width, normed + i * width, {0, 1});
         team_barrier();
+        watch.mark(NORMS);
         member.multiply(head.matrices, normed, static_cast<int>(width), head.logits, head.num_rows,
                         TO_F32);
+        watch.mark(HEAD);
     }
 }
 

@@ -1,5 +1,7 @@
 // A decoder's layers in one call: one team of threads goes through all of them.
 #pragma once
+#include <chrono>
+
 #include "linear.hpp"
 #include "pointwise.hpp"
 
@@ -10,6 +12,11 @@ struct Matrices {
     const Matrix* parts;
     int32_t num_parts;
     int32_t num_out;
+};
+
+// Parts of a pass in the order of their first turn.
+enum Stage : int32_t {
+    EMBEDDING, NORMS, QKV, ROTARY, ATTENTION, ATTENTION_OUTPUT, GATE_UP, GATE, DOWN, HEAD, NUM_STAGES
 };
 
 struct Layer {
@@ -31,6 +38,7 @@ struct Pass {
     float* hidden;               // [rows, hidden_size]: embeddings in, residual stream out
     AttentionShape shape;
     int32_t num_layers, num_rows, hidden_size, intermediate_size, gate;
+    int64_t* stage_ns;  // [NUM_STAGES] nanoseconds to add to, waiting for the team included; or null
 };
 
 // Final norm and product with the vocabulary.
@@ -41,6 +49,26 @@ struct Head {
     const int64_t* rows;       // [num_rows] whose logits are wanted
     float* logits;             // [num_rows, vocabulary]
     int32_t num_rows;
+    int64_t* stage_ns;         // see Pass
+};
+
+// Adds the time since its last mark to a stage. Only the first thread's does so: it writes at barriers,
+// where all are done.
+class Stopwatch {
+public:
+    Stopwatch(int64_t* stage_ns, int thread) : stage_ns_(thread == 0 ? stage_ns : nullptr) {
+        if (stage_ns_) last_ = std::chrono::steady_clock::now();
+    }
+    void mark(Stage stage) {
+        if (!stage_ns_) return;
+        const auto now = std::chrono::steady_clock::now();
+        stage_ns_[stage] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count();
+        last_ = now;
+    }
+
+private:
+    int64_t* stage_ns_;
+    std::chrono::steady_clock::time_point last_;
 };
 
 }  // namespace slipstream
