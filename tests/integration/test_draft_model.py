@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from slipstream.engine.llm import LLM, Generation
+from slipstream.kernels.library import open_kernels
 from slipstream.sampling.params import SamplingParams
 from tests.support.models import default_model_path
 from tests.support.tiny import write_tiny_checkpoint
@@ -111,3 +113,26 @@ def test_the_default_model_accepts_every_token_that_it_drafts_itself() -> None:
         generations = llm.generate(prompts, replace(params, max_tokens=16))
         drafted, accepted = num_drafted_and_accepted(generations)
         assert drafted == accepted > 20
+
+
+def kernels_of(llm: LLM) -> dict[str, set[str]]:
+    """Model -> the kernels that have served products or attention of it."""
+    found: dict[str, set[str]] = {}
+    for line in llm.engine.observer.metrics.exposition().decode().splitlines():
+        match = re.match(r'slipstream_kernel_\w+_total\{kernel="(.*)",model="(.*)"\} (.*)', line)
+        if match and float(match[3]):
+            found.setdefault(match[2], set()).add(match[1])
+    return found
+
+
+@pytest.mark.model
+def test_the_default_model_and_its_draft_model_are_served_by_native_kernels_alone() -> None:
+    if open_kernels() is None:
+        pytest.skip("the native kernels were not built")
+    drafter = {"kind": "draft_model", "name": "small", "source": "target"}
+    with load(default_model_path(), [drafter], "bfloat16") as llm:
+        llm.generate(PROMPTS, replace(GREEDY, max_tokens=4))
+        kernels = kernels_of(llm)
+    assert kernels.keys() == {"target", "small"}
+    assert all(name.startswith("native-") for names in kernels.values() for name in names)
+    assert any(name.endswith(":Q4_1") for name in kernels["target"])

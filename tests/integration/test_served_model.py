@@ -172,7 +172,13 @@ def test_an_unknown_model_is_a_404(client: openai.OpenAI) -> None:
 def test_metrics_count_what_was_served(url: str, client: openai.OpenAI) -> None:
     complete(client, max_tokens=8, extra_body={"ignore_eos": True})
     text = httpx.get(f"{url}/metrics").text
-    for name in ("generation_tokens_total", "spec_decode_num_drafts_total", "http_requests_total"):
+    for name in (
+        "generation_tokens_total",
+        "spec_decode_num_drafts_total",
+        "http_requests_total",
+        "kernel_products_total",
+        "kernel_attention_calls_total",
+    ):
         found = re.search(rf"^slipstream_{name}(\{{.*\}})? (\d+)", text, re.MULTILINE)
         assert found, f"{name} is missing"
         assert int(found[2]) > 0

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
@@ -79,6 +80,9 @@ class AttentionBackend(Protocol):
     @property
     def name(self) -> str:
         """Short name for the numerics fingerprint."""
+
+    def kernel(self, kv_dtype: torch.dtype) -> str:
+        """What serves calls over keys and values of this dtype, such as `native-amx:bfloat16`."""
 
     def prove(self) -> None:
         """Find out anew what is exact, with the number of threads that torch has now.

@@ -45,6 +45,11 @@ class NativeAttention:
         self.shape = shape
         self._library = library
 
+    def kernel(self, kv_dtype: torch.dtype) -> str:
+        """See `AttentionBackend.kernel`."""
+        isa = self._library.attention_isa_name(struct_of(self.shape, kv_dtype))
+        return f"native-{isa}:{str(kv_dtype).removeprefix('torch.')}"
+
     def prove(self) -> None:
         """Nothing to find out: no result depends on the number of threads."""
 

@@ -37,6 +37,10 @@ class TorchAttention:
         self.tile_sizes: tuple[int, ...] = ()
         self.prove()
 
+    def kernel(self, kv_dtype: torch.dtype) -> str:
+        """See `AttentionBackend.kernel`."""
+        return f"torch:{str(kv_dtype).removeprefix('torch.')}"
+
     def prove(self) -> None:
         """See `AttentionBackend.prove`."""
         shape = self.shape

@@ -39,9 +39,11 @@ from slipstream.speculation.propose import Proposer
 log = logging.getLogger("slipstream.engine")
 
 
-def build_engine(config: Config, clock: Clock) -> Engine:
+def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] = ()) -> Engine:
     """Load all weights, split the memory, profile the step and connect the parts.
 
+    Args:
+        more_drafters: Propose besides those of the configuration, behind them.
     Raises:
         SlipstreamError: Something does not fit; nothing keeps running.
     """
@@ -56,10 +58,11 @@ def build_engine(config: Config, clock: Clock) -> Engine:
     plan = _plan_memory(config, target, list(drafts.values()))
     kv = KvCache(plan.num_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
     log.info("proving that rows are exact on this machine")
-    runner = _runner(target, kv, config.memory.kv_dtype)
-    sampler = Sampler(target.vocab_size, target.tokenizer.eos_token_ids)
     metrics = EngineMetrics(clock)
-    draft_parts = _draft_parts(config, drafts, plan, target)
+    runner = _runner(target, kv, config.memory.kv_dtype)
+    _watch_kernels(metrics, "target", runner)
+    sampler = Sampler(target.vocab_size, target.tokenizer.eos_token_ids)
+    draft_parts = _draft_parts(config, drafts, plan, target, metrics)
     drafters = build_drafters(
         config.speculation,
         vocab_size=target.vocab_size,
@@ -67,7 +70,7 @@ def build_engine(config: Config, clock: Clock) -> Engine:
         draft_models=draft_parts,
         metrics=metrics,
         clock=clock,
-    )
+    ) + list(more_drafters)
     controller = _controller(config, runner, clock)
     queue = RequestQueue(config.scheduler.max_queue_len, config.scheduler.starvation_s)
     limits = SchedulerLimits(
@@ -140,14 +143,27 @@ def _runner(loaded: LoadedModel, kv: KvCache, kv_dtype: str) -> Runner:
     return Runner(loaded.model, storage)
 
 
+def _watch_kernels(metrics: EngineMetrics, name: str, runner: Runner) -> None:
+    """Count and name the kernels of one model."""
+    usage = runner.usage
+    metrics.read_kernels(name, usage.products, usage.attention_calls)
+    log.info("kernels of %s: %s", name, usage.description())
+
+
 def _draft_parts(
-    config: Config, drafts: dict[str, LoadedModel], plan: MemoryPlan, target: LoadedModel
+    config: Config,
+    drafts: dict[str, LoadedModel],
+    plan: MemoryPlan,
+    target: LoadedModel,
+    metrics: EngineMetrics,
 ) -> dict[str, DraftModelParts]:
     parts: dict[str, DraftModelParts] = {}
     for name, loaded in drafts.items():
         kv = KvCache(plan.num_draft_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
+        runner = _runner(loaded, kv, config.memory.draft_kv_dtype)
+        _watch_kernels(metrics, name, runner)
         parts[name] = DraftModelParts(
-            runner=_runner(loaded, kv, config.memory.draft_kv_dtype),
+            runner=runner,
             kv=kv,
             sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
             max_len=loaded.max_model_len,

@@ -9,6 +9,7 @@ from torch import Tensor
 from slipstream.attention.backend import AttentionBackend
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
 from slipstream.execution.host_allocator import keep_freed_memory
+from slipstream.execution.kernel_usage import KernelUsage
 from slipstream.execution.row_tiles import AnyRows, RowTiles
 from slipstream.kv.storage import KvStorage
 from slipstream.models.decoder import DecoderInput, Model
@@ -23,6 +24,8 @@ class Runner:
         model: The decoder.
         storage: Its keys and values; slot 0 is scratch, where rows that only pad are stored.
         attention: None takes the one that goes with the model.
+    Attributes:
+        usage: Which kernels have served its passes.
     Raises:
         NumericsError: If this machine cannot compute exactly.
     """
@@ -34,6 +37,7 @@ class Runner:
         self.model = model
         self.storage = storage
         self.attention = attention or model.attention_backend()
+        self.usage = KernelUsage(model, self.attention.kernel(storage.dtype))
         self._windows = {layer.window for layer in model.hparams.layers}
         self._prove()
 
@@ -43,7 +47,9 @@ class Runner:
             self.attention.prove()
             self._prove()
         with torch.inference_mode():
-            output = self.model.forward(self._inputs(batch), self.storage)
+            inputs = self._inputs(batch)
+            output = self.model.forward(inputs, self.storage)
+            self.usage.passed(inputs)
             num_rows = len(batch.tokens)
             return ForwardOutput(
                 logits=output.logits[: len(batch.logit_rows)],

@@ -259,6 +259,22 @@ PREFIX_HIT_TOKENS = _engine(
 PREEMPTIONS = _engine(
     "preemptions", "counter", "requests", "Running sequences sent back to the queue for memory."
 )
+KERNEL_PRODUCTS = _engine(
+    "kernel_products",
+    "counter",
+    "products",
+    "Matrix products by model (`target` or a drafter's name) and by what computed them.",
+    "model",
+    "kernel",
+)
+KERNEL_ATTENTION_CALLS = _engine(
+    "kernel_attention_calls",
+    "counter",
+    "calls",
+    "Attention of one layer in one pass, by model and by what computed it.",
+    "model",
+    "kernel",
+)
 
 CATALOGUE: tuple[MetricSpec, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, MetricSpec)

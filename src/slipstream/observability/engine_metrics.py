@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.clock import Clock
@@ -155,6 +155,16 @@ class EngineMetrics:
     def count_drafter_fault(self, name: str, kind: str) -> None:
         """A drafter `raised`, `timed_out` or proposed something `invalid`."""
         self._metrics.count(catalogue.DRAFTER_FAULTS, 1, name, kind)
+
+    def read_kernels(
+        self,
+        model: str,
+        products: Callable[[], Mapping[str, int]],
+        attention_calls: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Ask for the totals by kernel of one model (`target` or a drafter's name) when scraped."""
+        self._metrics.count_from(catalogue.KERNEL_PRODUCTS, products, model)
+        self._metrics.count_from(catalogue.KERNEL_ATTENTION_CALLS, attention_calls, model)
 
     def exposition(self) -> bytes:
         """See `Metrics.exposition`."""

@@ -27,6 +27,7 @@ class Metrics:
 
     def __init__(self, owner: Owner) -> None:
         self._registry = CollectorRegistry()
+        self._totals: list[_Totals] = []
         self._by_name: dict[str, Counter | Gauge | Histogram] = {
             spec.name: self._create(spec) for spec in CATALOGUE if spec.owner == owner
         }
@@ -49,6 +50,19 @@ class Metrics:
         assert isinstance(metric, Gauge)
         metric.set_function(read)
 
+    def count_from(
+        self, spec: MetricSpec, read: Callable[[], Mapping[str, int]], *labels: str
+    ) -> None:
+        """Let a counter be read when it is scraped.
+
+        Args:
+            read: Gives totals that never fall, by the value of the last label.
+            labels: Values of the other labels.
+        """
+        metric = self._by_name[spec.name]
+        assert isinstance(metric, Counter)
+        self._totals.append(_Totals(metric, read, labels))
+
     def observe(self, spec: MetricSpec, value: float, *labels: str) -> None:
         """Add one value to a histogram."""
         metric = self._by_name[spec.name]
@@ -57,6 +71,8 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format 0.0.4."""
+        for totals in self._totals:
+            totals.update()
         return generate_latest(_WithoutCreated(self._registry))
 
     def _create(self, spec: MetricSpec) -> Counter | Gauge | Histogram:
@@ -68,6 +84,23 @@ class Metrics:
         return Histogram(
             name, spec.meaning, spec.labels, registry=self._registry, buckets=spec.buckets
         )
+
+
+class _Totals:
+    """Brings totals that are kept elsewhere into a counter, which only takes additions."""
+
+    def __init__(
+        self, metric: Counter, read: Callable[[], Mapping[str, int]], labels: tuple[str, ...]
+    ) -> None:
+        self._metric = metric
+        self._read = read
+        self._labels = labels
+        self._known: dict[str, int] = {}
+
+    def update(self) -> None:
+        for label, total in self._read().items():
+            self._metric.labels(*self._labels, label).inc(total - self._known.get(label, 0))
+            self._known[label] = total
 
 
 class _WithoutCreated(Collector):

@@ -143,6 +143,22 @@ def test_every_typed_method_reaches_its_metric() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
+def test_totals_by_kernel_are_read_when_they_are_scraped() -> None:
+    metrics = EngineMetrics(ManualClock())
+    products = {"native-amx:Q4_1": 0, "torch-mm:bfloat16": 2}
+    metrics.read_kernels("target", lambda: products, dict)
+    metrics.read_kernels("small", lambda: {"native-amx:BF16": 7}, lambda: {"torch:bfloat16": 1})
+    metrics.exposition()
+    products["native-amx:Q4_1"] = 5
+    found = samples(metrics.exposition())
+    name = "slipstream_kernel_products_total"
+    assert found[f'{name}{{kernel="native-amx:Q4_1",model="target"}}'] == 5
+    assert found[f'{name}{{kernel="torch-mm:bfloat16",model="target"}}'] == 2
+    assert found[f'{name}{{kernel="native-amx:BF16",model="small"}}'] == 7
+    calls = "slipstream_kernel_attention_calls_total"
+    assert found[f'{calls}{{kernel="torch:bfloat16",model="small"}}'] == 1
+
+
 def test_two_services_in_one_process_do_not_share_counters() -> None:
     first, second = ApiMetrics(), ApiMetrics()
     first.failed("queue_full")

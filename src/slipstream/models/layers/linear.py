@@ -32,6 +32,10 @@ class Linear(Protocol):
     def nbytes(self) -> int:
         """Bytes of the weight as held."""
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """What serves each product that one call makes, such as `native-amx:Q4_1`."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply [rows, num_in] to [rows, num_out] in the same dtype."""
 
@@ -48,6 +52,7 @@ class MatrixLinear:
         self._bias = bias
         self.shape = (weight.shape[0], weight.shape[1])
         self.nbytes = weight.nbytes
+        self.kernels = (f"torch-mm:{_name(weight.dtype)}",)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
@@ -64,6 +69,7 @@ class PackedLinear:
         self._bias = bias
         self.shape = (weight.shape[0], weight.shape[1])
         self.nbytes = weight.nbytes
+        self.kernels = (f"torch-packed:{_name(weight.dtype)}",)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
@@ -83,6 +89,7 @@ class NativeLinear:
         self.matrix = PackedMatrix(library, parts, bias)
         self.shape = self.matrix.shape
         self.nbytes = self.matrix.nbytes
+        self.kernels = tuple(f"native-{library.isa_name}:{name}" for name in self.matrix.formats)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
@@ -163,6 +170,10 @@ class LinearFactory:
             f"{torch.backends.cpu.get_cpu_capability()})",
             hint='set model.dtype to "float32", or use an official torch build',
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _makers(dtype: torch.dtype) -> dict[str, LinearKind]:
