@@ -17,7 +17,7 @@ from slipstream.engine.messages import (
 from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
 from slipstream.engine.request import Group, Request
-from slipstream.engine.step import Commit, Stages, draft_bounds, step
+from slipstream.engine.step import Commit, Stages, StepReport, Target, draft_bounds, step
 from slipstream.errors import InvalidRequestError, RequestError, SlipstreamError
 from slipstream.kv.cache import KvCache
 from slipstream.sampling.noise import derive
@@ -35,6 +35,8 @@ class Engine:
         checker: Refuses requests that can never run.
         observer: Learns of everything that happens, for the metrics.
         info: What the engine says of itself.
+    Attributes:
+        last_report: What the last step did; None before the first.
     """
 
     def __init__(
@@ -57,11 +59,17 @@ class Engine:
         self.tokenizer = tokenizer
         self._checker = checker
         self._groups: dict[str, list[Request]] = {}
+        self.last_report: StepReport | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._groups)
+
+    @property
+    def target(self) -> Target:
+        """What runs the target's passes."""
+        return self._stages.runner
 
     @property
     def num_requests(self) -> int:
@@ -125,7 +133,7 @@ class Engine:
             self._note_load()
             return events
         started_s = self._stages.clock.now()
-        report = step(self._stages)
+        report = self.last_report = step(self._stages)
         now_s = self._stages.clock.now()
         for request in report.plan.admitted:
             self._note_admission(request, started_s)

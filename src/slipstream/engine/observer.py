@@ -43,9 +43,9 @@ class EngineObserver:
     def stepped(self, report: StepReport) -> None:
         """One step is done."""
         if report.num_rows:
-            total_s = report.draft_s + report.target_s + report.sample_s
-            verify_s = report.target_s + report.sample_s
-            self.metrics.observe_step(StepTimes(total_s, report.draft_s, verify_s, report.num_rows))
+            total_s = report.draft_s + report.verify_s
+            times = StepTimes(total_s, report.draft_s, report.verify_s, report.num_rows)
+            self.metrics.observe_step(times)
         for _ in report.plan.preempted:
             self.metrics.count_preemption()
 

@@ -46,7 +46,7 @@ class StepReport:
     Attributes:
         commits: One per request that drew a token.
         num_rows: Rows of the target pass; 0 when there was nothing to do.
-        draft_s, target_s, sample_s: Where the step's time went.
+        draft_s, target_s, sample_s, commit_s: Where the step's time went, in order.
     """
 
     plan: StepPlan
@@ -55,6 +55,12 @@ class StepReport:
     draft_s: float = 0.0
     target_s: float = 0.0
     sample_s: float = 0.0
+    commit_s: float = 0.0
+
+    @property
+    def verify_s(self) -> float:
+        """Time of the pass and of all that its rows brought about."""
+        return self.target_s + self.sample_s + self.commit_s
 
 
 class SlotCopies(Protocol):
@@ -107,6 +113,7 @@ def step(stages: Stages) -> StepReport:
 
     sampled = [item for item in batch.items if item.samples]
     verdicts = verify(stages.sampler, output.logits, [item.candidate() for item in sampled])
+    verified_s = clock.now()
 
     _commit_prompts(stages, batch, output)
     commits = tuple(
@@ -119,7 +126,8 @@ def step(stages: Stages) -> StepReport:
         num_rows=len(batch.forward.tokens),
         draft_s=proposal.draft_s,
         target_s=forwarded_s - started_s,
-        sample_s=clock.now() - forwarded_s,
+        sample_s=verified_s - forwarded_s,
+        commit_s=clock.now() - verified_s,
     )
     _observe(stages, proposal, report)
     return report
@@ -254,8 +262,7 @@ def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:
                 is_finished=request.is_finished,
             )
         )
-    verify_s = report.target_s + report.sample_s
-    stages.proposer.controller.observe(feedback, report.num_rows, verify_s, proposal.draft_s)
+    stages.proposer.controller.observe(feedback, report.num_rows, report.verify_s, proposal.draft_s)
     for drafter in stages.proposer.drafters:
         drafter.observe(observations)
 

@@ -68,6 +68,17 @@ def test_the_prompt_is_reported_once_before_any_token() -> None:
     assert kinds.count("PromptDone") == 1
 
 
+def test_the_engine_keeps_the_report_of_its_last_step() -> None:
+    harness = EngineHarness(logits_of=MODEL)
+    assert harness.engine.last_report is None
+    harness.submit("a", PROMPT, GREEDY)
+    harness.engine.step()
+    report = harness.engine.last_report
+    assert report is not None
+    assert report.num_rows == len(PROMPT)
+    assert [commit.num_new for commit in report.commits] == [1]
+
+
 def test_every_choice_ends_with_its_reason_its_times_and_its_counters() -> None:
     harness = EngineHarness(logits_of=MODEL)
     result = harness.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=9), n=3)
