@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from slipstream.config.load import load_config
+from slipstream.config.schema import Config
 from slipstream.engine.client import RequestEvent
 from slipstream.engine.messages import Failed, PromptDone, Submit, Tokens
 from slipstream.engine.process import ProcessEngineClient
@@ -31,8 +32,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@asynccontextmanager
-async def running_engine(path: Path, **settings: object) -> AsyncIterator[ProcessEngineClient]:
+def settings_of(path: Path, **settings: object) -> Config:
     overrides = {
         "model.source": str(path),
         "model.dtype": "float32",
@@ -40,7 +40,12 @@ async def running_engine(path: Path, **settings: object) -> AsyncIterator[Proces
         "engine.num_threads": 1,
         "engine.restart_backoff_s": 0.1,
     } | settings
-    client = ProcessEngineClient(load_config(file=None, env={}, overrides=overrides))
+    return load_config(file=None, env={}, overrides=overrides)
+
+
+@asynccontextmanager
+async def running_engine(path: Path, **settings: object) -> AsyncIterator[ProcessEngineClient]:
+    client = ProcessEngineClient(settings_of(path, **settings))
     await client.start()
     try:
         yield client
@@ -54,6 +59,38 @@ async def collect(client: ProcessEngineClient, submit: Submit) -> list[RequestEv
 
 def output(events: list[RequestEvent]) -> list[int]:
     return [token for event in events if isinstance(event, Tokens) for token in event.token_ids]
+
+
+def test_a_launched_engine_starts_while_its_owner_is_busy(model_path: Path) -> None:
+    async def scenario() -> None:
+        client = ProcessEngineClient(settings_of(model_path))
+        await client.launch()
+        try:
+            child = client.process_id
+            assert child is not None
+            assert client.state == "starting"
+            await client.start()
+            assert client.is_ready
+            assert client.process_id == child
+        finally:
+            await client.stop(0.0)
+        assert client.process_id is None
+
+    asyncio.run(scenario())
+
+
+def test_a_launched_engine_that_nobody_waits_for_ends_with_its_owner(model_path: Path) -> None:
+    async def scenario() -> int:
+        client = ProcessEngineClient(settings_of(model_path))
+        await client.launch()
+        child = client.process_id
+        await client.stop(0.0)
+        assert child is not None
+        return child
+
+    child = asyncio.run(scenario())
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 def test_a_request_is_answered_and_metrics_can_be_read(model_path: Path) -> None:

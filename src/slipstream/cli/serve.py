@@ -7,7 +7,8 @@ import json
 import os
 import random
 import shlex
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -26,6 +27,10 @@ from slipstream.cli.options import (
 from slipstream.config.schema import Config
 from slipstream.config.secrets import load_api_keys
 from slipstream.engine.messages import EngineInfo
+from slipstream.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from slipstream.engine.client import EngineClient
 
 app = typer.Typer(help="Serve a model over an OpenAI-compatible API.")
 
@@ -48,18 +53,9 @@ def serve(
 
 async def _serve(config: Config, api_keys: frozenset[str]) -> None:
     from slipstream.cli.fetching import fetch_weights
-    from slipstream.clock import SystemClock
     from slipstream.engine.process import ProcessEngineClient
-    from slipstream.errors import TokenizerError
-    from slipstream.observability.api_metrics import ApiMetrics
     from slipstream.observability.logs import configure_logs
-    from slipstream.server.context import Service
-    from slipstream.server.lifecycle import Lifecycle
     from slipstream.server.listen import check_listen_address
-    from slipstream.server.run import Hooks
-    from slipstream.server.run import serve as run_server
-    from slipstream.tokenization.chat_template import load_chat_template
-    from slipstream.tokenization.tokenizer import load_tokenizer
 
     check_listen_address(
         config.server.host,
@@ -68,6 +64,27 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
     )
     configure_logs(config.observability.log_level, config.observability.log_format)
     path = fetch_weights(config)
+    engine = ProcessEngineClient(config)
+    await engine.launch()
+    try:
+        await _serve_with(config, api_keys, path, engine)
+    finally:
+        await engine.stop(0.0)  # where this process failed before it could serve
+
+
+async def _serve_with(
+    config: Config, api_keys: frozenset[str], path: Path, engine: EngineClient
+) -> None:
+    # Imported while the engine starts in a process of its own.
+    from slipstream.clock import SystemClock
+    from slipstream.observability.api_metrics import ApiMetrics
+    from slipstream.server.context import Service
+    from slipstream.server.lifecycle import Lifecycle
+    from slipstream.server.run import Hooks
+    from slipstream.server.run import serve as run_server
+    from slipstream.tokenization.chat_template import load_chat_template
+    from slipstream.tokenization.tokenizer import load_tokenizer
+
     tokenizer = load_tokenizer(config.model.tokenizer or path)
     try:
         template = load_chat_template(tokenizer, path=config.model.chat_template)
@@ -78,7 +95,7 @@ async def _serve(config: Config, api_keys: frozenset[str]) -> None:
     service = Service(
         config=config.server,
         model=config.model.public_name,
-        engine=ProcessEngineClient(config),
+        engine=engine,
         tokenizer=tokenizer,
         template=template,
         metrics=ApiMetrics(),

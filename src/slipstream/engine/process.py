@@ -54,8 +54,7 @@ class ProcessEngineClient:
 
     A crash ends the requests in flight with `EngineFailureError`; the child is started again after
     a back-off that doubles, at most `engine.restart_limit` times in a row (a minute of readiness
-    ends a row). A start that fails for
-    a reason that will not go away (a broken checkpoint, say) is not tried again.
+    ends a row). A start that fails for good (a broken checkpoint, say) is not tried again.
 
     Silence is counted in ticks of this process's own loop, not in wall time: when the whole
     process group is stopped and continued, both sides sleep and no time has passed.
@@ -89,13 +88,21 @@ class ProcessEngineClient:
         """Of the child; None while there is none."""
         return self._process.pid if self._process is not None else None
 
+    async def launch(self) -> None:
+        """Begin to start the child; until `start` or `stop`, the caller may do other work."""
+        self._supervisor = asyncio.create_task(self._supervise())
+        while self._process is None and not self._supervisor.done():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def start(self) -> None:
-        """Start the child and wait until it is ready.
+        """Start the child, if it was not launched, and wait until it is ready.
 
         Raises:
             SlipstreamError: It cannot start; the reason is the child's own.
         """
-        self._supervisor = asyncio.create_task(self._supervise())
+        if self._supervisor is None:
+            await self.launch()
         while self.state not in ("ready", "failed"):
             self._changed.clear()
             await self._changed.wait()
@@ -210,6 +217,7 @@ class ProcessEngineClient:
         )
         assert self._process.stdin is not None, "the child was given a pipe"
         self._process.stdin.write(self._config.model_dump_json().encode() + b"\n")
+        self._changed.set()
         self._silent_ticks = 0
         num_ready_ticks = 0
         ended = asyncio.create_task(self._process.wait())

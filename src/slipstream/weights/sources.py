@@ -9,7 +9,6 @@ from typing import Protocol
 from slipstream.config.model import ModelConfig
 from slipstream.errors import WeightsError
 from slipstream.weights.cache import ModelCache
-from slipstream.weights.hub_source import HubSource
 from slipstream.weights.local_source import LocalSource
 from slipstream.weights.progress import Progress
 from slipstream.weights.wheel_source import WheelSource
@@ -68,6 +67,9 @@ def source_of(model: ModelConfig) -> WeightSource:
     if path.exists():
         return LocalSource(path, model.sha256)
     if match := _HUB.fullmatch(text):
+        # Imported here because it brings an HTTP client, which the other sources do without.
+        from slipstream.weights.hub_source import HubSource
+
         return HubSource(
             match["repo"],
             cache,

@@ -42,3 +42,11 @@ def test_only_the_scratch_slot_is_written() -> None:
     for batch in runner.batches:
         assert not batch.slots.any()
         assert len(batch.logit_rows) == len(batch.tokens)
+
+
+def test_wide_passes_are_measured_less_often_because_they_take_most_of_the_time() -> None:
+    clock = ManualClock()
+    runner = BusyRunner(clock, range(0))
+    profile_steps(cast(Runner, runner), [1, 8, 128], clock)
+    widths = [len(batch.tokens) for batch in runner.batches]
+    assert widths.count(128) < widths.count(8) == widths.count(1)
