@@ -14,8 +14,9 @@ class EngineConfig(Section):
         default=None,
         ge=1,
         le=1024,
-        description="Threads of the matrix library; null takes every core. Answers do not depend "
-        "on it.",
+        description="Threads that compute; null takes one for each physical core that the process "
+        "may use, within its quota. More than there are processors are refused. Answers do not "
+        "depend on it.",
     )
     restart_limit: int = Field(
         default=5,

@@ -21,6 +21,7 @@ from slipstream.engine.queue import RequestQueue
 from slipstream.engine.scheduler import Scheduler, SchedulerLimits
 from slipstream.engine.step import Stages
 from slipstream.engine.token_logprobs import LogprobReporter
+from slipstream.execution.cores import choose_num_threads, read_cores
 from slipstream.execution.profile import profile_steps, workspace_bytes
 from slipstream.execution.runner import Runner
 from slipstream.kv.budget import MemoryPlan, plan_memory
@@ -47,7 +48,9 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     Raises:
         SlipstreamError: Something does not fit; nothing keeps running.
     """
-    torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
+    cores = read_cores()
+    torch.set_num_threads(choose_num_threads(config.engine.num_threads, cores))
+    log.info("computing with %d threads; there are %s", torch.get_num_threads(), cores)
     log.info("loading %s", config.model.public_name)
     target = load_target(config.model)
     drafts = {

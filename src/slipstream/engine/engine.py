@@ -140,7 +140,7 @@ class Engine:
         for commit in report.commits:
             if commit.request.submission_id in self._groups:  # no other choice has failed it
                 events.extend(self._events_of(commit, now_s))
-        self.observer.stepped(report)
+        self.observer.stepped(report, now_s)
         self._note_load()
         return events
 

@@ -6,10 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from slipstream.engine.cpu_watch import CpuWatch
 from slipstream.engine.request import Request
 from slipstream.engine.step import Commit, StepReport
 from slipstream.errors import RequestError
 from slipstream.kv.cache import KvUsage
+from slipstream.observability.cpu_times import read_cpu_times
 from slipstream.observability.engine_metrics import DraftOutcome, EngineMetrics, StepTimes
 from slipstream.speculation.drafter import Drafter
 
@@ -37,11 +39,13 @@ class EngineObserver:
         self._drafters = tuple(drafters)
         self._warn_at = warn_at
         self._is_tight = False
+        self._cpu_watch = CpuWatch(read_cpu_times, metrics)
         metrics.set_memory(memory, sum(memory.values()))
         metrics.set_drafters([drafter.name for drafter in drafters])
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, report: StepReport, now_s: float) -> None:
         """One step is done."""
+        self._cpu_watch.stepped(now_s)
         if report.num_rows:
             total_s = report.draft_s + report.verify_s
             times = StepTimes(total_s, report.draft_s, report.verify_s, report.num_rows)

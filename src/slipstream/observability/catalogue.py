@@ -173,6 +173,19 @@ VERIFY_SECONDS = _engine(
     "seconds",
     "Time of the target's passes and the sampling of their rows; the verify share.",
 )
+CPU_RUN_SECONDS = _engine(
+    "cpu_run_seconds",
+    "counter",
+    "seconds",
+    "Processor time of the engine's threads while it steps.",
+)
+CPU_WAIT_SECONDS = _engine(
+    "cpu_wait_seconds",
+    "counter",
+    "seconds",
+    "Time that these threads were ready to run but others had the processors; over the sum of "
+    "both it is the share lost to other programs. 0 where the system does not tell.",
+)
 NUM_DRAFTS = _engine(
     "spec_decode_num_drafts", "counter", "drafts", "Non-empty drafts that were verified."
 )

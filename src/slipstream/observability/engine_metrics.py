@@ -67,6 +67,11 @@ class EngineMetrics:
         self._metrics.count(catalogue.DRAFT_SECONDS, times.draft_s)
         self._metrics.count(catalogue.VERIFY_SECONDS, times.verify_s)
 
+    def observe_cpu(self, run_s: float, wait_s: float) -> None:
+        """Processor time that the engine's threads got, and waited for, during steps."""
+        self._metrics.count(catalogue.CPU_RUN_SECONDS, run_s)
+        self._metrics.count(catalogue.CPU_WAIT_SECONDS, wait_s)
+
     def observe_draft(self, outcome: DraftOutcome) -> None:
         """One request's draft was verified."""
         count = self._metrics.count

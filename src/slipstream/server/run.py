@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -24,6 +25,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.2
 _FLUSH_S = 2.0  # after the engine has ended all requests, their last bytes go out
 _CLOSE_S = 2
+_NUM_TOKENIZING = 2  # long prompts at once: the other processors belong to the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ async def serve(service: Service, hooks: Hooks | None = None) -> None:
         is_public_allowed=config.allow_public_without_auth,
     )
     listener = open_listener(config.host, config.port)
+    threads = ThreadPoolExecutor(_NUM_TOKENIZING, thread_name_prefix="tokenize")
+    asyncio.get_running_loop().set_default_executor(threads)
     server = _Server(_uvicorn_config(service))
     stop = _Stop()
     with _signal_handlers(stop), contextlib.closing(listener):

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from slipstream.errors import StartupError, WeightsError
 from slipstream.server.connection import HeadTimeoutProtocol
 from slipstream.server.context import Service
 from slipstream.server.listen import check_listen_address, is_loopback, open_listener, url_of
+from slipstream.server.plan import off_loop
 from slipstream.server.run import Hooks, serve
 from tests.support.fake_engine import FakeEngine, text_reply
 from tests.support.service import MODEL, chat_body, events_of, in_loop, service_over
@@ -262,3 +265,21 @@ def test_a_host_that_is_no_address_is_refused() -> None:
 def test_a_wildcard_listener_is_shown_with_an_address_to_talk_to() -> None:
     with open_listener("0.0.0.0", 0) as listener:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@in_loop
+async def test_few_long_prompts_are_tokenised_at_once_however_many_come() -> None:
+    lock, present, peak = threading.Lock(), 0, 0
+
+    def work() -> None:
+        nonlocal present, peak
+        with lock:
+            present += 1
+            peak = max(peak, present)
+        time.sleep(0.01)
+        with lock:
+            present -= 1
+
+    async with running(FakeEngine(text_reply("Hello!"))):
+        await asyncio.gather(*(off_loop(work, num_bytes=10**6) for _ in range(8)))
+    assert 1 <= peak <= 2
