@@ -23,7 +23,8 @@ from slipstream.config.annotations import element, models
 from slipstream.config.fields import expected
 from slipstream.config.schema import Config
 from slipstream.config.sources import variable
-from slipstream.observability.catalogue import CATALOGUE, MetricSpec
+from slipstream.observability.catalogue import CATALOGUE
+from slipstream.observability.metric_spec import MetricSpec
 from slipstream.protocol.fields import Endpoint, FieldSpec, fields_of
 
 REFERENCE = Path(__file__).with_name("reference")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slipstream.observability.catalogue import MetricSpec
+from slipstream.observability.metric_spec import MetricSpec
 
 
 def counter_sum(exposition: str, spec: MetricSpec) -> int:

@@ -8,43 +8,11 @@ second over any window) are divisions of their rates, which can be summed over r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-PREFIX = "slipstream_"
-
-Owner = Literal["api", "engine"]
-Kind = Literal["counter", "gauge", "histogram"]
+from slipstream.observability.metric_spec import Kind, MetricSpec
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _DURATION_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One metric.
-
-    Attributes:
-        owner: The process that counts it. `/metrics` shows both.
-        unit: `seconds`, `bytes`, `tokens`, ...; empty for plain numbers.
-        labels: Label names, in order.
-        meaning: One sentence; it is also the help text of the exposition.
-        buckets: Upper bounds, for histograms.
-    """
-
-    name: str
-    owner: Owner
-    kind: Kind
-    unit: str
-    meaning: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def full_name(self) -> str:
-        """As Prometheus stores it: with prefix, and with `_total` on a counter."""
-        return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
 
 
 def _api(

@@ -13,7 +13,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slipstream.observability.catalogue import CATALOGUE, PREFIX, MetricSpec, Owner
+from slipstream.observability.catalogue import CATALOGUE
+from slipstream.observability.metric_spec import PREFIX, MetricSpec, Owner
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -7,8 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.clock import ManualClock
 from slipstream.observability.api_metrics import ApiMetrics
-from slipstream.observability.catalogue import CATALOGUE, PREFIX, metrics_table
+from slipstream.observability.catalogue import CATALOGUE, metrics_table
 from slipstream.observability.engine_metrics import DraftOutcome, EngineMetrics, StepTimes
+from slipstream.observability.metric_spec import PREFIX
 from slipstream.observability.metrics import merge_expositions
 
 
