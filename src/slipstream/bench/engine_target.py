@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from slipstream import errors
 from slipstream.bench.counters import read_step_times
+from slipstream.bench.engine_facts import engine_facts
 from slipstream.bench.prompts import Message
 from slipstream.bench.results import Answer, DraftCounts, GroupRun, StepTimes, Turn
 from slipstream.bench.target import Job
@@ -44,14 +43,7 @@ class EngineTarget:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        info = self._engine.info
-        return {
-            "model": info.model,
-            "fingerprint": info.fingerprint,
-            "numerics": info.details.get("numerics", {}),
-            "drafters": list(info.drafters),
-            "num_threads": torch.get_num_threads(),
-        }
+        return engine_facts(self._engine)
 
     def run(self, jobs: Sequence[Job], *, is_drafting: bool) -> GroupRun:
         options = SpeculationOptions(enabled=is_drafting)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench.divergence import Comparison, compare_outputs
+from slipstream.bench.document import write_document
 from slipstream.bench.measure import Measured
 from slipstream.bench.plan import BenchPlan
 from slipstream.bench.provenance import Provenance
@@ -17,11 +16,10 @@ from slipstream.bench.results import GroupRun, Measurement, Turn
 from slipstream.bench.statistics import CONFIDENCE, NUM_RESAMPLES, distinct_2
 from slipstream.bench.summary import Summary, summarize, summarize_by
 from slipstream.bench.verdict import Verdict, judge
-from slipstream.errors import ConfigError, SlipstreamError
+from slipstream.errors import SlipstreamError
 
 FORMAT = 1
 KIND = "slipstream bench speculation"
-_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +75,15 @@ def build_report(
     )
 
 
-def check_writable(path: Path) -> None:
-    """Find out before a long run whether its result can be written.
-
-    Raises:
-        ConfigError: The folder is missing or closed.
-    """
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(
-            f"{path} cannot be written", hint="name a file in a folder that exists and is yours"
-        )
-
-
 def write_json(report: Report, path: Path) -> None:
     """Write the report; the file holds every turn's numbers, and no text."""
-    path.write_text(json.dumps(as_json(report), indent=1) + "\n", encoding="utf-8")
+    write_document(as_json(report), path)
 
 
 def as_json(report: Report) -> dict[str, Any]:  # Any: JSON values
-    """The report as JSON values; seconds and ratios are rounded to six digits."""
+    """The report as JSON values."""
     plan = replace(report.plan, nonce="")
-    document = {
+    return {
         "kind": KIND,
         "format": FORMAT,
         "provenance": asdict(report.provenance),
@@ -120,8 +105,6 @@ def as_json(report: Report) -> dict[str, Any]:  # Any: JSON values
         },
         "runs": [_measurement(item) for item in report.measured.measurements],
     }
-    rounded: dict[str, Any] = _rounded(document)
-    return rounded
 
 
 def _measurement(item: Measurement) -> dict[str, Any]:
@@ -158,13 +141,3 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "accepted": turn.counts.num_accepted_tokens,
         "distinct_2": distinct_2(turn.token_ids),
     }
-
-
-def _rounded(value: Any) -> Any:  # Any: JSON values
-    if isinstance(value, float):
-        return round(value, _DIGITS)
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 
+from slipstream.bench.provenance import Machine
 from slipstream.bench.report import Report
 from slipstream.bench.statistics import CONFIDENCE, Estimate
 from slipstream.bench.summary import Summary
@@ -29,7 +30,7 @@ def print_report(report: Report, console: Console) -> None:
 
 def _speed(parts: Sequence[Summary]) -> Table:
     has_noise = parts[-1].noise is not None
-    table = _table(
+    table = make_table(
         "tokens per second, speculation off and on",
         ("prompts", "off", "on", "on / off", "decode", *(["off / off"] if has_noise else [])),
         f"on / off: of totals, end to end, {CONFIDENCE:.0%} interval. "
@@ -50,7 +51,7 @@ def _speed(parts: Sequence[Summary]) -> Table:
 
 
 def _latency(parts: Sequence[Summary]) -> Table:
-    table = _table(
+    table = make_table(
         "latency, medians in seconds",
         ("TTFT off", "on", "off / on", "E2E off", "on", "off / on", "loops"),
         "off / on: median over prompts of their own ratios. loops: degenerate plain outputs.",
@@ -71,7 +72,7 @@ def _latency(parts: Sequence[Summary]) -> Table:
 
 
 def _drafts(parts: Sequence[Summary]) -> Table:
-    table = _table(
+    table = make_table(
         "what speculation did",
         ("length", "per step", "steps", "drafted", "kept", "nodes", "draft", "verify"),
         "length: mean acceptance length. per step: tokens of all steps. steps: with a draft. "
@@ -82,20 +83,20 @@ def _drafts(parts: Sequence[Summary]) -> Table:
         table.add_row(
             part.label,
             f"{drafts.mean_acceptance_length:.2f}",
-            _number(drafts.tokens_per_step),
-            _percent(drafts.drafted_step_share),
+            number(drafts.tokens_per_step),
+            percent(drafts.drafted_step_share),
             str(drafts.counts.num_draft_tokens),
             str(drafts.counts.num_accepted_tokens),
-            _percent(drafts.node_utilisation),
-            _percent(on.draft_share),
-            _percent(on.verify_share),
+            percent(drafts.node_utilisation),
+            percent(on.draft_share),
+            percent(on.verify_share),
         )
     return table
 
 
 def _depths(parts: Sequence[Summary]) -> Table:
     deepest = max(len(part.drafts.acceptance_at) for part in parts)
-    table = _table(
+    table = make_table(
         "acceptance by depth",
         [str(depth + 1) for depth in range(min(deepest, MAX_DEPTHS))],
         "accepted over drafts that reached the depth",
@@ -107,7 +108,7 @@ def _depths(parts: Sequence[Summary]) -> Table:
 
 
 def _times(report: Report) -> Table:
-    table = _table(
+    table = make_table(
         "totals in seconds",
         ("tokens", "wall", "TTFT", "decode", "E2E", "ms/step", "rows", "outside"),
         "rows: per pass. outside: of the wall time, all but drafting, target passes, sampling.",
@@ -121,9 +122,9 @@ def _times(report: Report) -> Table:
             f"{mode.ttft_total_s:.2f}",
             f"{mode.decode_total_s:.2f}",
             f"{mode.e2e_total_s:.2f}",
-            _number(step_ms),
-            _number(mode.rows_per_step),
-            _percent(mode.outside_share),
+            number(step_ms),
+            number(mode.rows_per_step),
+            percent(mode.outside_share),
         )
     return table
 
@@ -142,15 +143,20 @@ def _warnings(report: Report) -> Iterable[str]:
                 f"{len(differing)} outputs of mode {mode} differ from off, the first in "
                 f"{first.prompt_id} ({first.sampling}) at token {first.position}"
             )
-    machine = report.provenance.machine
+    yield from busy_warning(report.provenance.machine, " --control shows how much that matters")
+
+
+def busy_warning(machine: Machine, advice: str = "") -> Iterable[str]:
+    """What to say where others were at work; nothing where not."""
     if machine.load_average > 0.5 * machine.num_cores:
         yield (
-            f"the machine was busy (load {machine.load_average} on {machine.num_cores} cores); "
-            "--control shows how much that matters"
+            f"the machine was busy (load {machine.load_average} on {machine.num_cores} cores);"
+            f"{advice or ' the times are hints'}"
         )
 
 
-def _table(title: str, columns: Sequence[str], caption: str | None = None) -> Table:
+def make_table(title: str, columns: Sequence[str], caption: str | None = None) -> Table:
+    """A table whose first column names the row and whose others are numbers."""
     table = Table(title=title, caption=caption)
     table.add_column("", overflow="fold")
     for name in columns:
@@ -159,16 +165,18 @@ def _table(title: str, columns: Sequence[str], caption: str | None = None) -> Ta
 
 
 def _value(estimate: Estimate | None) -> str:
-    return _number(None if estimate is None else estimate.value)
+    return number(None if estimate is None else estimate.value)
 
 
 def _ratio(estimate: Estimate | None) -> str:
     return "-" if estimate is None else shown(estimate)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Two digits behind the point; a dash for what is not known."""
     return "-" if value is None else f"{value:.2f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share; a dash for what is not known."""
     return "-" if value is None else f"{value:.0%}"

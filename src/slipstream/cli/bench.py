@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from slipstream.bench.document import check_writable
 from slipstream.bench.plan import BenchPlan, parse_samplings
 from slipstream.bench.prompts import Prompt, default_prompts, read_prompts, select_prompts
+from slipstream.cli.bench_progress import rounds_bar
+from slipstream.cli.bench_step import step
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.clock import SystemClock
 from slipstream.config.schema import Config
@@ -25,7 +27,8 @@ if TYPE_CHECKING:  # these import torch or matplotlib
     from slipstream.bench.report import Report
     from slipstream.bench.target import BenchTarget
 
-app = typer.Typer(help="Measure speculation off against on.", no_args_is_help=True)
+app = typer.Typer(help="Measure speculation, steps and kernels.", no_args_is_help=True)
+app.command()(step)
 
 PromptsOption = Annotated[
     list[Path] | None,
@@ -98,7 +101,7 @@ def speculation(
         per_category=per_category,
     )
     from slipstream.bench.provenance import read_provenance
-    from slipstream.bench.report import build_report, check_writable
+    from slipstream.bench.report import build_report
 
     for path in (json_file, plot):
         if path is not None:
@@ -156,10 +159,8 @@ def _measure_engine(
 def _measure(target: BenchTarget, plan: BenchPlan, prompts: list[Prompt]) -> Measured:
     from slipstream.bench.measure import measure, num_measurements
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=num_measurements(plan, prompts))
-        return measure(target, plan, prompts, lambda: bar.advance(task))
+    with rounds_bar("measuring", num_measurements(plan, prompts)) as advance:
+        return measure(target, plan, prompts, advance)
 
 
 def _publish(report: Report, json_file: Path | None, plot: Path | None) -> None:

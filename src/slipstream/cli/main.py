@@ -27,7 +27,7 @@ COMMANDS: dict[str, str] = {
     "models": "Fetch, list, inspect and verify model weights.",
     "config": "Show, check and describe the configuration.",
     "audit": "Prove that speculation changes no token, and that models compute as published.",
-    "bench": "Measure speculation off against on.",
+    "bench": "Measure speculation, steps and kernels.",
 }
 """Name -> help line. `slipstream.cli.<name>` holds the command as `app`, a `typer.Typer`."""
 
