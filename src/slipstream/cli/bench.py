@@ -14,6 +14,7 @@ from rich.console import Console
 from slipstream.bench.document import check_writable
 from slipstream.bench.plan import BenchPlan, parse_samplings
 from slipstream.bench.prompts import Prompt, default_prompts, read_prompts, select_prompts
+from slipstream.cli.bench_kernels import kernels
 from slipstream.cli.bench_progress import rounds_bar
 from slipstream.cli.bench_step import step
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # these import torch or matplotlib
 
 app = typer.Typer(help="Measure speculation, steps and kernels.", no_args_is_help=True)
 app.command()(step)
+app.command()(kernels)
 
 PromptsOption = Annotated[
     list[Path] | None,
