@@ -15,6 +15,7 @@ from slipstream.cli.options import ConfigOption, SetOption, load
 from slipstream.cli.progress import BarProgress
 from slipstream.config.model import ModelConfig
 from slipstream.errors import WeightsError
+from slipstream.kernels.serving import Serving, foresee_serving
 from slipstream.weights.cache import CachedModel, ModelCache
 from slipstream.weights.sources import cache_of, resolve_source, source_of
 from slipstream.weights.summary import CheckpointSummary, summarize
@@ -93,13 +94,15 @@ def show(
     """Describe a model from its headers; nothing is fetched that is not in the cache."""
     model = load(config, settings, {"model.source": source}).model
     summary = summarize(_present_path(model))
+    serving = foresee_serving(summary.stored_as, summary.head_dim, model.dtype)
     if as_json:
-        typer.echo(json.dumps({**asdict(summary), "path": str(summary.path)}, indent=2))
+        facts = {**asdict(summary), "path": str(summary.path), "serving": asdict(serving)}
+        typer.echo(json.dumps(facts, indent=2))
         return
     table = Table(show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
-    for key, value in _facts(summary):
+    for key, value in (*_facts(summary), *_serving_facts(serving)):
         table.add_row(key, value)
     Console().print(table)
 
@@ -188,6 +191,15 @@ def _facts(summary: CheckpointSummary) -> list[tuple[str, str]]:
         ("output head", "tied to the embedding" if summary.is_tied else "its own"),
         ("chat template", "yes" if summary.has_template else "no"),
     ]
+
+
+def _serving_facts(serving: Serving) -> list[tuple[str, str]]:
+    facts = [("kernels here", serving.kernels)]
+    if serving.as_stored:
+        facts.append(("multiplied", f"{', '.join(serving.as_stored)} as stored"))
+    if serving.widened:
+        facts.append(("widened", f"{', '.join(serving.widened)} to model.dtype when loaded"))
+    return facts
 
 
 def _number(value: int | None) -> str:

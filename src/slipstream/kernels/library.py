@@ -6,18 +6,32 @@ import ctypes
 import functools
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.kernels.build import LIBRARY_NAME, source_digest
-from slipstream.kernels.memory import WeightMemory
+from slipstream.kernels.precheck import file_defect, missing_instructions
 from slipstream.kernels.structs import AttentionShape
+
+if TYPE_CHECKING:
+    from slipstream.kernels.memory import WeightMemory
 
 log = logging.getLogger("slipstream.kernels")
 
 _ISA_NAMES = ("portable", "avx512", "amx")
+_BUILD = "to get them, install a C++17 compiler and run: python -m slipstream.kernels.build"
+_OTHER_MACHINE = "they need an x86 processor with AVX2 (level x86-64-v3), or another architecture"
 
 
 class KernelsUnavailableError(Exception):
-    """The library is not there, cannot be loaded here, or is of other sources."""
+    """The library is not there, cannot be loaded here, or is of other sources.
+
+    Attributes:
+        hint: What helps.
+    """
+
+    def __init__(self, message: str, hint: str = _BUILD) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class KernelLibrary:
@@ -36,7 +50,13 @@ class KernelLibrary:
         path = path or Path(__file__).parent / LIBRARY_NAME
         if not path.is_file():
             raise KernelsUnavailableError(f"{path} was not built")
+        if missing := missing_instructions():
+            raise KernelsUnavailableError(
+                f"the processor lacks {', '.join(missing)}", _OTHER_MACHINE
+            )
         try:
+            if defect := file_defect(path):
+                raise KernelsUnavailableError(f"{path} {defect}")
             self.functions = ctypes.CDLL(str(path))
             digest = self.functions.sl_digest
         except (OSError, AttributeError) as error:
@@ -48,12 +68,19 @@ class KernelLibrary:
         self.functions.sl_read_memory.restype = ctypes.c_uint64
         best = int(self.functions.sl_best_isa())
         if best < 0:
-            raise KernelsUnavailableError("the processor lacks AVX2 and FMA, which they need")
+            raise KernelsUnavailableError("the processor lacks AVX2 or FMA", _OTHER_MACHINE)
         if isa is not None and (isa not in _ISA_NAMES or _ISA_NAMES.index(isa) > best):
             here = ", ".join(_ISA_NAMES[: best + 1])
             raise KernelsUnavailableError(f"instruction set {isa!r} is not here; there are {here}")
-        self.weight_memory = WeightMemory()
         self.isa = best if isa is None else _ISA_NAMES.index(isa)
+
+    @functools.cached_property
+    def weight_memory(self) -> WeightMemory:
+        """Where packed weights lie."""
+        # Imported here because it brings torch; who asks what there is here does without.
+        from slipstream.kernels.memory import WeightMemory
+
+        return WeightMemory()
 
     @property
     def isa_name(self) -> str:
@@ -73,8 +100,8 @@ def open_kernels() -> KernelLibrary | None:
     except KernelsUnavailableError as error:
         log.warning(
             "native kernels are not in use (%s): answers stay exact, but a step takes several "
-            "times as long and quantised weights are held as bfloat16; to get them, install a "
-            "C++17 compiler and run: python -m slipstream.kernels.build",
+            "times as long and quantised weights are held as bfloat16; %s",
             error,
+            error.hint,
         )
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from slipstream.attention import native
 from slipstream.errors import WeightsError
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix, StoredWeight, can_hold
+from slipstream.kernels.serving import head_obstacle
 from slipstream.models import gemma3, llama, mistral, qwen2, qwen3
 from slipstream.models.config_reader import ConfigReader
 from slipstream.models.decoder import Decoder, DecoderLayer, Model, attention_shape
@@ -22,6 +25,8 @@ from slipstream.models.layers.linear import Linear, LinearFactory, NativeLinear
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.native_decoder import NativeDecoder
 from slipstream.weights.checkpoint import Checkpoint
+
+log = logging.getLogger("slipstream.models")
 
 _FAMILIES = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FAMILY)
 
@@ -41,8 +46,7 @@ def load_model(
         NumericsError: If this machine cannot multiply exactly.
     """
     hparams = read_hparams(checkpoint.config)
-    is_native = dtype == torch.bfloat16 and native.fits(attention_shape(hparams))
-    reader = _WeightReader(checkpoint, hparams, dtype, kernels if is_native else None)
+    reader = _WeightReader(checkpoint, hparams, dtype, _usable(kernels, hparams, dtype))
     layers = [reader.layer(index) for index in range(hparams.num_layers)]
     vocabulary = (hparams.vocab_size, hparams.hidden_size)
     table = reader.weight("model.embed_tokens.weight", *vocabulary)
@@ -57,6 +61,7 @@ def load_model(
     head = reader.linear_of([table if is_tied or stored_head is None else stored_head])
     final_norm = reader.norm("model.norm", hparams.hidden_size)
     checkpoint.finish()
+    reader.warn_of_widened()
     if reader.kernels is not None:
         assert isinstance(head, NativeLinear)
         embeddings = head.matrix if is_tied else PackedMatrix(reader.kernels, [table])
@@ -67,6 +72,21 @@ def load_model(
         table = table * torch.tensor(hparams.embedding_scale, dtype=dtype)
     activation = gated_activation(hparams.activation, dtype)
     return Decoder(hparams, table, layers, final_norm, head, activation, reader.factory)
+
+
+def _usable(
+    kernels: KernelLibrary | None, hparams: Hparams, dtype: torch.dtype
+) -> KernelLibrary | None:
+    """The kernels, if they can compute this model."""
+    if kernels is None or dtype != torch.bfloat16:
+        return None
+    if not native.fits(attention_shape(hparams)):
+        log.warning(
+            "torch computes this model, exactly but several times slower: %s",
+            head_obstacle(hparams.head_dim),
+        )
+        return None
+    return kernels
 
 
 def read_hparams(config: Mapping[str, Any]) -> Hparams:  # any JSON
@@ -125,6 +145,7 @@ class _WeightReader:
         self.kernels = kernels
         self._checkpoint = checkpoint
         self._hparams = hparams
+        self._widened: Counter[str] = Counter()
 
     def layer(self, index: int) -> DecoderLayer:
         """One layer; projections that read the same input become one matrix."""
@@ -195,7 +216,22 @@ class _WeightReader:
         if blocks is None:
             return self.tensor(name, num_out, num_in)
         self._require_shape(name, blocks.shape, (num_out, num_in))
-        return blocks if can_hold(blocks) else torch.from_numpy(blocks.dequantize())
+        if can_hold(blocks):
+            return blocks
+        self._widened[blocks.block.name] += 1
+        return torch.from_numpy(blocks.dequantize())
+
+    def warn_of_widened(self) -> None:
+        """Say once which block formats cost more memory, and time, than they are stored in."""
+        if self._widened:
+            counts = ", ".join(f"{count} in {name}" for name, count in self._widened.items())
+            log.warning(
+                "matrices are held as bfloat16, 2 bytes a weight (%s), because native kernels "
+                "multiply only Q8_0, Q4_0 and Q4_1 as stored; answers are those of the stored "
+                "values rounded to bfloat16. For a faster model fetch one of these types, or "
+                "convert with llama.cpp: llama-quantize IN.gguf OUT.gguf Q8_0",
+                counts,
+            )
 
     def optional(self, name: str, num_out: int, num_in: int) -> StoredWeight | None:
         """As `weight`, or None if there is no such tensor."""

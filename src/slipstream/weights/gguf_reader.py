@@ -165,7 +165,8 @@ class _Parser:
             raise WeightsError(
                 f"tensor {name!r} of {self._path} is stored as {type_name(type_id)}, which is not "
                 f"supported; supported are {known}",
-                hint="choose another file of the same model, for example Q8_0 or Q4_K_M",
+                hint="choose another file of the same model, for example Q8_0 or Q4_1, or convert "
+                "its unquantised file with llama.cpp: llama-quantize IN.gguf OUT.gguf Q8_0",
             )
         offset = self._scalar(_U64, f"offset of {name!r}")
         if any(length < 1 for length in lengths):

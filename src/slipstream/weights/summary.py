@@ -27,7 +27,7 @@ class CheckpointSummary:
         stored_as: Parameters by storage type, most first: {"Q4_1": 106_168_320, ...}.
         num_parameters: Values in all tensors; a shared input and output embedding counts once.
         num_bytes: Size of the weights files.
-        context_len, vocab_size: None if the configuration does not say.
+        context_len, vocab_size, head_dim: None if the configuration does not say.
         is_tied: Whether the output head is the input embedding.
         has_template: Whether a chat template comes with it.
     """
@@ -40,6 +40,7 @@ class CheckpointSummary:
     num_bytes: int
     context_len: int | None
     vocab_size: int | None
+    head_dim: int | None
     is_tied: bool
     has_template: bool
 
@@ -112,10 +113,19 @@ def _summary(
         num_parameters=counts.total(),
         context_len=text.get("max_position_embeddings"),
         vocab_size=text.get("vocab_size"),
+        head_dim=_head_dim(text),
         num_bytes=num_bytes,
         is_tied=is_tied,
         has_template=has_template,
     )
+
+
+def _head_dim(config: Mapping[str, Any]) -> int | None:
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    given = config.get("head_dim")
+    if isinstance(given, int):
+        return given
+    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else None
 
 
 def _has_template(folder: Path) -> bool:

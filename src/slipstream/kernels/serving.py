@@ -1,0 +1,68 @@
+"""How a checkpoint's matrices would be multiplied on this machine, told without reading them.
+
+No torch: `slipstream models show` asks this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
+from slipstream.kernels.structs import FORMATS
+
+HEAD_LEN_STEP = 16
+_PLAIN = frozenset({"BF16", "F16", "F32"})
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Who multiplies, and what.
+
+    Attributes:
+        kernels: "native (amx)", or "torch" and why.
+        as_stored: Block formats that are multiplied as they are stored.
+        widened: Block formats whose values are held in 2 or 4 bytes each.
+    """
+
+    kernels: str
+    as_stored: tuple[str, ...]
+    widened: tuple[str, ...]
+
+
+def foresee_serving(formats: Mapping[str, int], head_dim: int | None, dtype: str) -> Serving:
+    """What loading would choose.
+
+    Args:
+        formats: Storage types of the checkpoint, GGUF's names.
+        head_dim: Values of one attention head; None if the checkpoint does not say.
+        dtype: The setting `model.dtype`.
+    """
+    blocks = tuple(name for name in formats if name.upper() not in _PLAIN)
+    reason = _obstacle(head_dim, dtype)
+    if reason is None:
+        try:
+            isa = KernelLibrary().isa_name
+        except KernelsUnavailableError as error:
+            reason = f"{error}; {error.hint}"
+        else:
+            held = tuple(name for name in blocks if name in FORMATS)
+            widened = tuple(name for name in blocks if name not in FORMATS)
+            return Serving(f"native ({isa})", held, widened)
+    return Serving(f"torch, several times slower: {reason}", (), blocks)
+
+
+def _obstacle(head_dim: int | None, dtype: str) -> str | None:
+    if dtype == "float32":
+        return "native kernels compute in bfloat16, and model.dtype is float32"
+    if head_dim is not None and head_dim % HEAD_LEN_STEP:
+        return head_obstacle(head_dim)
+    return None
+
+
+def head_obstacle(head_dim: int) -> str:
+    """Why attention with heads of `head_dim` values does not fit the native kernels."""
+    return (
+        f"native kernels take heads of a multiple of {HEAD_LEN_STEP} values, and these have "
+        f"{head_dim}"
+    )
