@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from slipstream.config.annotations import accepts_none, alternatives, choices, element, models
+from slipstream.config.ranges import number_range
 from slipstream.config.schema import Config
 from slipstream.config.section import parse_bytes
 from slipstream.config.speculation import INSTANCE_NAME
@@ -176,19 +176,5 @@ def _is_size(field: FieldInfo) -> bool:
 
 
 def _range(field: FieldInfo) -> str:
-    bounds = {type(item): item for item in field.metadata if isinstance(item, (Ge, Gt, Le, Lt))}
-    low, high = bounds.get(Ge), bounds.get(Le)
-    if isinstance(low, Ge) and isinstance(high, Le):
-        return f" from {_number(low.ge)} to {_number(high.le)}"
-    words = {
-        Ge: lambda item: f"of at least {_number(item.ge)}",
-        Gt: lambda item: f"above {_number(item.gt)}",
-        Le: lambda item: f"at most {_number(item.le)}",
-        Lt: lambda item: f"below {_number(item.lt)}",
-    }
-    parts = [words[kind](item) for kind, item in bounds.items()]
-    return f" {' and '.join(parts)}" if parts else ""
-
-
-def _number(bound: object) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+    words = number_range(field.metadata)
+    return f" {words}" if words else ""

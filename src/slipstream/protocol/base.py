@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from slipstream.config.ranges import length_range, number_range
 from slipstream.errors import InvalidRequestError
+from slipstream.protocol.constraints import constraints_at
 from slipstream.protocol.errors import shown
 
 Integer = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
@@ -22,6 +25,13 @@ _EXPECTED = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "finite_number": "must be a finite number",
+}
+_OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+_COUNTED = {
+    "too_short": "items",
+    "too_long": "items",
+    "string_too_short": "characters",
+    "string_too_long": "characters",
 }
 
 
@@ -66,18 +76,35 @@ def unknown_field(name: str, known: list[str], *, where: str = "") -> InvalidReq
     return InvalidRequestError(f"unknown field {shown(name)}{place}{suggestion}", param=name[:64])
 
 
-def translate(error: ValidationError) -> InvalidRequestError:
-    """The first of pydantic's complaints, as a sentence of ours."""
+def translate(error: ValidationError, kind: type[BaseModel]) -> InvalidRequestError:
+    """The first of pydantic's complaints about a `kind`, as a sentence of ours."""
     first = error.errors(include_url=False)[0]
     param = _path(first["loc"])
     if first["type"] == "missing":
         return InvalidRequestError(f"{param} is required", param=param)
-    if first["type"] in _EXPECTED:
+    allowed = _allowed(first["type"], constraints_at(kind, first["loc"]))
+    if allowed:
+        message = f"{param} must {allowed}, got {_measured(first['type'], first['input'])}"
+    elif first["type"] in _EXPECTED:
         message = f"{param} {_EXPECTED[first['type']]}, got {shown(first['input'])}"
     else:
         reason = first["msg"][:1].lower() + first["msg"][1:]
         message = f"{param}: {reason}, got {shown(first['input'])}"
     return InvalidRequestError(message, param=param)
+
+
+def _allowed(error_type: str, constraints: Iterable[object]) -> str:
+    """All bounds of a number or a length that is out of them: "be from 1 to 128"."""
+    if error_type in _OUT_OF_RANGE:
+        words = number_range(constraints)
+        return f"be {words}" if words else ""
+    unit = _COUNTED.get(error_type)
+    words = length_range(constraints, unit) if unit else ""
+    return f"have {words}" if words else ""
+
+
+def _measured(error_type: str, value: Any) -> str:  # Any: JSON
+    return str(len(value)) if error_type in _COUNTED else shown(value)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

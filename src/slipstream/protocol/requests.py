@@ -167,7 +167,7 @@ def _read(kind: type[_R], body: dict[str, Any], endpoint: Endpoint) -> _R:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise translate(error) from None
+        raise translate(error, kind) from None
 
 
 def _check_shared(request: GenerationRequest, *, num_choices: int) -> None:

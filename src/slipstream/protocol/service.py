@@ -91,7 +91,7 @@ def read_tokenize_request(body: dict[str, Any]) -> TokenizeRequest:  # Any: JSON
     try:
         return TokenizeRequest.model_validate(_without_nulls(body))
     except ValidationError as error:
-        raise translate(error) from None
+        raise translate(error, TokenizeRequest) from None
 
 
 def read_detokenize_request(body: dict[str, Any]) -> DetokenizeRequest:  # Any: JSON values
@@ -103,7 +103,7 @@ def read_detokenize_request(body: dict[str, Any]) -> DetokenizeRequest:  # Any: 
     try:
         return DetokenizeRequest.model_validate(_without_nulls(body))
     except ValidationError as error:
-        raise translate(error) from None
+        raise translate(error, DetokenizeRequest) from None
 
 
 def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:  # Any: JSON values
