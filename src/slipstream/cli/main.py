@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Serve a model over an OpenAI-compatible API.",
     "chat": "Chat with a model in the terminal.",
     "generate": "Complete prompts and print or save the outputs.",
-    "models": "Fetch, list, inspect and verify model weights.",
+    "models": "Fetch, list, inspect, verify and remove model weights.",
     "config": "Show, check and describe the configuration.",
     "audit": "Prove that speculation changes no token, and that models compute as published.",
     "bench": "Measure speculation, steps and kernels.",

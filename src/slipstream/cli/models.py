@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,9 @@ from slipstream.weights.sources import cache_of, resolve_source, source_of
 from slipstream.weights.summary import CheckpointSummary, summarize
 
 app = typer.Typer(
-    name="models", help="Fetch, list, inspect and verify model weights.", no_args_is_help=True
+    name="models",
+    help="Fetch, list, inspect, verify and remove model weights.",
+    no_args_is_help=True,
 )
 
 SourceArgument = Annotated[
@@ -65,23 +68,55 @@ def list_models(
 ) -> None:
     """List the models in the cache: source, size, files, and whether they are as verified."""
     cache = cache_of(load(config, settings).model)
-    models, incomplete = cache.models(), cache.incomplete()
+    entries = [*map(_entry, cache.models()), *_incomplete_entries(cache)]
     if as_json:
-        typer.echo(json.dumps([_entry(model) for model in models], indent=2))
+        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
     console = Console()
-    if not models:
+    if not entries:
         console.print(f"No models in {cache.root}.", soft_wrap=True, highlight=False)
-    else:
-        table = Table("size", "files", "state", title=f"models in {cache.root}")
-        table.add_column("source", overflow="fold")
-        for model in models:
-            entry = _entry(model)
-            size = f"{model.num_bytes / 1e6:.1f} MB"
-            table.add_row(size, str(entry["num_files"]), str(entry["state"]), str(entry["source"]))
-        console.print(table)
-    for name, num_bytes in incomplete.items():
-        console.print(f"incomplete: {name} ({num_bytes / 1e6:.1f} MB fetched)", soft_wrap=True)
+        return
+    table = Table("size", "files", "state", title=f"models in {cache.root}")
+    table.add_column("source", overflow="fold")
+    for entry in entries:
+        size = f"{entry.num_bytes / 1e6:.1f} MB"
+        table.add_row(size, str(entry.num_files), entry.state, entry.source)
+    console.print(table)
+    if any(entry.is_incomplete for entry in entries):
+        console.print(
+            "An incomplete download goes on where it stopped when its source is pulled again; "
+            "`slipstream models remove SOURCE` deletes it.",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+@app.command()
+def remove(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="As `models list` shows it, or as it was pulled; `default` is the default model.",
+            show_default=False,
+        ),
+    ],
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Delete models from the cache, with what broken-off downloads left of them."""
+    for source in sources:
+        model = load(config, settings, {"model.source": source}).model
+        cache = cache_of(model)
+        num_bytes = cache.remove(source)
+        if not num_bytes and (name := _source_name(model)) is not None:
+            num_bytes = cache.remove(name)
+        if not num_bytes:
+            raise WeightsError(
+                f"{source} is not in the cache {cache.root}",
+                hint="`slipstream models list` shows what is; other folders are not touched",
+            )
+        typer.echo(f"removed {source} ({num_bytes / 1e6:.1f} MB)")
 
 
 @app.command()
@@ -160,21 +195,49 @@ def _present_path(model: ModelConfig) -> Path:
     return resolve_source(model, progress=BarProgress())
 
 
-def _entry(model: CachedModel) -> dict[str, object]:
+def _source_name(model: ModelConfig) -> str | None:
+    """The source in full; None where the text names none, such as the name of a folder."""
+    try:
+        return source_of(model).name
+    except WeightsError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What `list` says of one model, or of a download that is not complete."""
+
+    source: str
+    revision: str | None
+    folder: str
+    num_bytes: int
+    num_files: int
+    state: str
+    is_incomplete: bool = False
+
+
+def _incomplete_entries(cache: ModelCache) -> Iterator[_Entry]:
+    for name, num_bytes in cache.incomplete().items():
+        state = "being fetched" if cache.is_being_fetched(name) else "incomplete"
+        folder = str(cache.root / ".staging" / name)
+        yield _Entry(name, None, folder, num_bytes, 0, state, is_incomplete=True)
+
+
+def _entry(model: CachedModel) -> _Entry:
     if model.manifest is None:
         state = f"damaged: {model.problem}"
     elif model.is_unchanged():
         state = "verified"
     else:
         state = "changed since it was verified"
-    return {
-        "source": model.manifest.source if model.manifest else model.folder.name,
-        "revision": model.manifest.revision if model.manifest else None,
-        "folder": str(model.folder),
-        "num_bytes": model.num_bytes,
-        "num_files": len(model.manifest.files) if model.manifest else 0,
-        "state": state,
-    }
+    return _Entry(
+        source=model.manifest.source if model.manifest else model.folder.name,
+        revision=model.manifest.revision if model.manifest else None,
+        folder=str(model.folder),
+        num_bytes=model.num_bytes,
+        num_files=len(model.manifest.files) if model.manifest else 0,
+        state=state,
+    )
 
 
 def _facts(summary: CheckpointSummary) -> list[tuple[str, str]]:

@@ -48,7 +48,7 @@ class ServerConfig(Section):
     drain_timeout_s: float = Field(
         default=30.0,
         ge=0.0,
-        description="After SIGTERM, how long running requests may still finish.",
+        description="After SIGTERM or SIGINT (Ctrl-C), how long running requests may still finish.",
     )
     access_log: bool = Field(
         default=True, description="Log one line per request; prompt text is never logged."

@@ -73,6 +73,13 @@ class SuffixConfig(Section):
     max_memory_bytes: ByteSize = Field(
         default=64 * 2**20, ge=2**20, description="Most memory that the trees may take."
     )
+    max_text_tokens: int = Field(
+        default=32768,
+        ge=1,
+        le=2**24,
+        description="Of a longer prompt only the last so many tokens are indexed, which bounds the "
+        "time of the first draft.",
+    )
     max_spec_factor: float = Field(
         default=2.0,
         ge=0.0,

@@ -93,6 +93,7 @@ def _build_suffix(config: SuffixConfig, resources: DrafterResources) -> Drafter:
         max_depth=config.max_depth,
         max_cached_requests=config.max_cached_requests,
         max_memory_bytes=config.max_memory_bytes,
+        max_text_tokens=config.max_text_tokens,
         max_spec_factor=config.max_spec_factor,
         max_spec_offset=config.max_spec_offset,
         min_token_prob=config.min_token_prob,

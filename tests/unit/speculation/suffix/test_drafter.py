@@ -12,6 +12,7 @@ from tests.support.drafters import committed, draft_context
 
 EOS = 2
 RULES = SuffixRules(
+    max_text_tokens=32768,
     max_depth=16,
     max_cached_requests=100,
     max_memory_bytes=2**24,

@@ -29,9 +29,9 @@ class SuffixRules:
         min_token_prob: Least estimated probability of a proposed token.
         is_tree: Propose trees instead of chains.
         vocab_size: No id at or above it is drafted.
-        eos_token_ids: Tokens that end an output, unless a request ignores them.
         max_text_tokens: Of a longer text only the last so many tokens are indexed when drafting
             starts, which bounds the time of the first proposal; later tokens are added.
+        eos_token_ids: Tokens that end an output, unless a request ignores them.
     """
 
     max_depth: int
@@ -42,8 +42,8 @@ class SuffixRules:
     min_token_prob: float
     is_tree: bool
     vocab_size: int
+    max_text_tokens: int
     eos_token_ids: frozenset[int] = frozenset()
-    max_text_tokens: int = 32768
 
 
 @dataclass(slots=True)
