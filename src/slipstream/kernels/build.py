@@ -27,7 +27,7 @@ _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own intrin
 
 
 class BuildError(Exception):
-    """There is no compiler, or it failed; the message holds its last words."""
+    """There is no compiler, it failed, or the library cannot be written; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,15 @@ def build(folder: Path) -> Path:
 
     Returns: Its path.
     Raises:
-        BuildError: If there is no compiler or it fails.
+        BuildError: If there is no compiler, it fails, or `folder` cannot be written to.
     """
+    try:
+        return _build(folder)
+    except OSError as error:
+        raise BuildError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _build(folder: Path) -> Path:
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise BuildError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
@@ -106,7 +113,8 @@ def main() -> int:
     try:
         path = build(Path(__file__).parent)
     except BuildError as error:
-        sys.stderr.write(f"error: {error}\nhint: install a C++17 compiler, for example g++ 11\n")
+        hint = "install a C++17 compiler, for example g++ 11, and run this as a user who may write there"
+        sys.stderr.write(f"error: {error}\nhint: {hint}\n")
         return 1
     sys.stdout.write(f"built {path}\n")
     return 0

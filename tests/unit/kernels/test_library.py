@@ -132,6 +132,14 @@ def test_the_build_command_says_what_to_install(
     assert "hint: install a C++17 compiler" in told
 
 
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
+        pytest.skip("no C++ compiler")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(build.BuildError, match=f"cannot write to {tmp_path / 'file'}"):
+        build.build(tmp_path / "file")
+
+
 def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "cannot execute 'cc1plus'")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
