@@ -31,7 +31,7 @@ class BandwidthMeter:
         self._buffer.fill_(1)  # untouched pages are all one page of zeros
 
     def read(self) -> list[float]:
-        """Bytes per second of some reads in a row; the first of all is not counted."""
+        """Bytes per second of some reads in a row; one before them is not counted."""
         return [self._rate() for _ in range(READS_AT_ONCE)][1:]
 
     def _rate(self) -> float:

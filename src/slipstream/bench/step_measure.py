@@ -75,6 +75,7 @@ class StepMeter:
         """Steps of one case, each with exactly its rows."""
         try:
             if case.shape == "prompt":
+                self._measure_chunk(case)
                 return [self._measure_chunk(case) for _ in range(self._plan.num_steps)]
             return self._measure_decoding(case)
         finally:
@@ -94,6 +95,8 @@ class StepMeter:
 
     def _measure_chunk(self, case: StepCase) -> StepSample:
         """One chunk of new tokens behind a prefix that another request left in the cache."""
+        # Otherwise each chunk would be the first to touch its pages, which the system then makes.
+        self._engine.call("reset_prefix_cache")
         prefix = self._context(0, self._aligned_len)
         self._submit((*prefix, *self._draw(1)), _PLAIN)
         self._finish_prompts()
