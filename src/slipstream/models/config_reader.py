@@ -91,6 +91,15 @@ class ConfigReader:
             raise self._wrong(name, value, "a list of strings")
         return tuple(value)
 
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, or None where it is absent."""
+        value = self._take(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self._wrong(name, value, "a list of whole numbers")
+        return tuple(value)
+
     def section(self, name: str) -> ConfigReader | None:
         """A nested object as a reader of its own, or None where it is absent or empty."""
         value = self._take(name)

@@ -1,0 +1,106 @@
+"""EAGLE-3: one layer that reads the target's states and drafts token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.models.drafts.hparams import Eagle3Hparams
+from slipstream.models.drafts.net import DraftNet
+from slipstream.models.drafts.parts import Context, LayerKv, attend, gated_mlp
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Rows:
+    """What a pass over rows gives.
+
+    Attributes:
+        hidden: [batch, blocks, rows, hidden] what a row drafted behind this one reads.
+        normed: The same shape, behind the final norm: what the head reads.
+        layers: Keys and values of the rows [batch, blocks, rows, kv_heads, head_dim] by layer.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    layers: Sequence[LayerKv]
+
+
+class Eagle3Net(DraftNet[Eagle3Hparams]):
+    """Row j pairs what is known behind token j with token j + 1, at rotary position j.
+
+    What is known is the fused taps of the target where the target has read token j, and the
+    `hidden` of the draft's own previous row where it has not.
+
+    Source: Li et al. 2025 (arXiv:2503.01840).
+    """
+
+    @classmethod
+    def parameter_shapes(cls, hparams: Eagle3Hparams) -> dict[str, tuple[int, ...]]:
+        """See `DraftNet`."""
+        shapes = super().parameter_shapes(hparams)
+        shapes["layers.0.hidden_norm.weight"] = (hparams.body.hidden_size,)
+        if hparams.has_input_norm:
+            shapes["input_norm.weight"] = (hparams.num_taps * hparams.target_hidden_size,)
+        return shapes
+
+    @classmethod
+    def _layer_width(cls, hparams: Eagle3Hparams, index: int) -> int:
+        return hparams.body.hidden_size * (2 if index == 0 else 1)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Taps side by side, [..., taps * target hidden] -> [..., hidden]."""
+        if self.hparams.has_input_norm:
+            taps = self.norm("input_norm", taps)
+        return self.products("fc", taps)
+
+    def extend(
+        self,
+        tokens: Tensor,  # [batch, blocks, rows] int64: the token behind each row's state
+        hidden: Tensor,  # [batch, blocks, rows, hidden]: fused taps, or earlier rows' `hidden`
+        positions: Tensor,  # [batch, blocks, rows] int64
+        context: Context,
+        earlier: Sequence[LayerKv],  # by layer [batch, blocks, n, kv_heads, head_dim], or nothing
+        own_visible: Tensor,  # [..., rows, n + rows] bool: the earlier rows, then these
+    ) -> Eagle3Rows:
+        """Compute rows that see a context, earlier rows of their block, and each other.
+
+        Serving: one block; `earlier` are rows of the same draft. Training, step s: every position
+        is a block of one row, the context holds the rows of step 0, and `earlier` holds the
+        block's rows of the steps between.
+        """
+        x = hidden.float()
+        layers: list[LayerKv] = []
+        embedded = self.norm("layers.0.input_layernorm", self.embed(tokens))
+        for index in range(self.hparams.body.num_layers):
+            prefix = f"layers.{index}"
+            if index == 0:
+                normed = self.norm(f"{prefix}.hidden_norm", x)
+                x = normed if self.hparams.has_normed_residual else x
+                normed = torch.cat((embedded, normed), -1)
+            else:
+                normed = self.norm(f"{prefix}.input_layernorm", x)
+            rows = self.keys_values(index, normed, positions)
+            own = _joined(earlier[index], rows) if earlier else rows
+            mixed = attend(
+                self.queries(index, normed, positions),
+                context.layers[index],
+                context.visible_to(positions, None),
+                own,
+                own_visible,
+                self.hparams.body.attention_scale,
+            )
+            x = x + self.products(f"{prefix}.self_attn.o_proj", mixed)
+            normed = self.norm(f"{prefix}.post_attention_layernorm", x)
+            x = x + gated_mlp(self.products, prefix, normed)
+            layers.append(rows)
+        normed = self.norm("norm", x)
+        return Eagle3Rows(normed if self.hparams.recycles_normed else x, normed, layers)
+
+
+def _joined(earlier: LayerKv, rows: LayerKv) -> LayerKv:
+    return LayerKv(
+        torch.cat((earlier.keys, rows.keys), 2), torch.cat((earlier.values, rows.values), 2)
+    )

@@ -1,0 +1,176 @@
+"""From a draft checkpoint to a net that fits a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import WeightsError
+from slipstream.models.drafts.dflash import DFlashNet
+from slipstream.models.drafts.dflash2 import DFlash2Net
+from slipstream.models.drafts.dspark import DSparkNet
+from slipstream.models.drafts.eagle3 import Eagle3Net
+from slipstream.models.drafts.hparams import (
+    DraftFamily,
+    DraftHparams,
+    default_tap_layer_ids,
+    family_of,
+)
+from slipstream.models.drafts.net import DraftNet
+from slipstream.models.drafts.parts import TokenEnds
+from slipstream.models.drafts.read import DraftCheckpoint, describe_draft
+from slipstream.models.hparams import Hparams
+from slipstream.weights.checkpoint import Checkpoint
+
+AnyDraftNet = DraftNet[Any]  # Any: hyperparameters of one of the families
+
+_NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
+    "eagle3": Eagle3Net,
+    "dflash": DFlashNet,
+    "dflash2": DFlash2Net,
+    "dspark": DSparkNet,
+}
+
+
+def load_draft(
+    checkpoint: Checkpoint, target: Hparams, ends: TokenEnds, dtype: torch.dtype
+) -> AnyDraftNet:
+    """Read a draft checkpoint into a net that reads the taps of `target`.
+
+    Args:
+        ends: The target's embeddings and head.
+        dtype: Type of the parameters.
+    Raises:
+        WeightsError: It is no drafter, does not fit the target, or tensors are missing, left over
+            or of the wrong shape.
+    """
+    described = describe_checkpoint(checkpoint)
+    if described is None:
+        raise WeightsError(
+            f"{checkpoint.path} holds no drafter: it has no tensor fc.weight",
+            hint="a whole model drafts as kind draft_model",
+        )
+    problems = misfits(described, target)
+    if problems:
+        raise WeightsError(
+            f"{checkpoint.path} does not fit the target: {'; '.join(problems)}",
+            hint="use a drafter that was made for this target",
+        )
+    hparams = with_taps(described.hparams, target.num_layers)
+    net_class = net_class_of(hparams)
+    names = described.layout.names
+    parameters = {
+        name: _take(checkpoint, names, name, shape, dtype)
+        for name, shape in net_class.parameter_shapes(hparams).items()
+    }
+    token_ids = _draft_token_ids(checkpoint, names, hparams)
+    checkpoint.finish()
+    return net_class(hparams, parameters, ends, token_ids)
+
+
+def describe_checkpoint(checkpoint: Checkpoint) -> DraftCheckpoint | None:
+    """As `describe_draft`, of an open checkpoint."""
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    is_gguf = checkpoint.gguf_metadata is not None
+    return describe_draft(checkpoint.config, shapes, is_gguf=is_gguf)
+
+
+def net_class_of(hparams: DraftHparams) -> type[AnyDraftNet]:
+    """The net that these hyperparameters are for."""
+    return _NETS[family_of(hparams)]
+
+
+def with_taps(hparams: DraftHparams, num_target_layers: int) -> DraftHparams:
+    """The same with taps that are named."""
+    if hparams.tap_layer_ids is not None:
+        return hparams
+    return replace(hparams, tap_layer_ids=default_tap_layer_ids(hparams, num_target_layers))
+
+
+def misfits(draft: DraftCheckpoint, target: Hparams) -> list[str]:
+    """Why a drafter cannot serve a target, in words; nothing where it can."""
+    hparams, body = draft.hparams, draft.hparams.body
+    problems: list[str] = []
+    if hparams.target_hidden_size != target.hidden_size:
+        problems.append(
+            f"its taps have {hparams.target_hidden_size} values, the target's states "
+            f"{target.hidden_size}"
+        )
+    if body.vocab_size != target.vocab_size:
+        problems.append(
+            f"its vocabulary has {body.vocab_size} tokens, the target's {target.vocab_size}"
+        )
+    if draft.num_target_layers not in (None, target.num_layers):
+        problems.append(
+            f"it was made for a target of {draft.num_target_layers} layers, this one has "
+            f"{target.num_layers}"
+        )
+    taps = with_taps(hparams, target.num_layers).tap_layer_ids or ()
+    missing = sorted({layer for layer in taps if not -1 <= layer < target.num_layers})
+    if missing:
+        problems.append(
+            f"it taps layers {missing}, the target has layers 0 to {target.num_layers - 1}"
+        )
+    if len(set(taps)) != len(taps):
+        problems.append(f"it taps a layer twice ({list(taps)}): the target has too few layers")
+    has_own_ends = hparams.has_own_embeddings and hparams.has_own_head
+    if not has_own_ends and body.hidden_size != target.hidden_size:
+        problems.append(
+            f"it is {body.hidden_size} wide and lacks embeddings or a head of its own, so it "
+            f"needs a target of that width, not of {target.hidden_size}"
+        )
+    return problems
+
+
+def _take(
+    checkpoint: Checkpoint,
+    names: Mapping[str, str],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Tensor:
+    tensor = checkpoint.take(names.get(name, name))
+    if tuple(tensor.shape) != shape:
+        raise WeightsError(
+            f"tensor {names[name]} has shape {list(tensor.shape)}, but config.json asks for "
+            f"{list(shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise WeightsError(
+            f"tensor {names[name]} is of type {str(tensor.dtype).removeprefix('torch.')}; weights "
+            "are read as float32, float16, bfloat16 or GGUF blocks",
+            hint="convert the checkpoint to one of these",
+        )
+    return tensor.to(dtype)
+
+
+def _draft_token_ids(
+    checkpoint: Checkpoint, names: Mapping[str, str], hparams: DraftHparams
+) -> Tensor | None:
+    """[draft_vocab] target ids of the draft's tokens, checked against the other map if there."""
+    vocab_size = hparams.body.vocab_size
+    known = checkpoint.take(names["t2d"]).bool() if "t2d" in names else None
+    if "d2t" not in names:
+        return None
+    stored = checkpoint.take(names["d2t"]).long()
+    if stored.shape != (hparams.draft_vocab_size,):
+        raise WeightsError(
+            f"tensor d2t has shape {list(stored.shape)}, but draft_vocab_size is "
+            f"{hparams.draft_vocab_size}"
+        )
+    is_absolute = checkpoint.gguf_metadata is not None
+    token_ids = stored if is_absolute else stored + torch.arange(len(stored))
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise WeightsError(f"tensor d2t names tokens outside the vocabulary of {vocab_size}")
+    if len(torch.unique(token_ids)) != len(token_ids):
+        raise WeightsError("tensor d2t names a token twice")
+    if known is not None:
+        expected = torch.zeros(vocab_size, dtype=torch.bool)
+        expected[token_ids] = True
+        if not torch.equal(known, expected):
+            raise WeightsError("tensors d2t and t2d disagree about which tokens the drafter knows")
+    return token_ids
