@@ -76,3 +76,15 @@ class Fixture:
 
 class FixtureError(Exception):
     """A fixture's files cannot be read or lack what its kind must have."""
+
+
+def guarded(run: Callable[[], list[Check]]) -> Callable[[], list[Check]]:
+    """Records that lack a field, or arrays of impossible shapes, are the fixture's fault."""
+
+    def guarded_run() -> list[Check]:
+        try:
+            return run()
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, RuntimeError) as error:
+            raise FixtureError(f"a record is not as described: {error!r}") from error
+
+    return guarded_run

@@ -6,15 +6,26 @@ A fixture is known by what its files hold, never by what it is called.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from slipstream.audit import golden_modelfree, golden_targets
-from slipstream.audit.fixture import Fixture, FixtureError, Result
+from slipstream.audit import (
+    golden_blocks,
+    golden_confidence,
+    golden_eagle,
+    golden_laws,
+    golden_modelfree,
+    golden_targets,
+)
+from slipstream.audit.draft_folder import DraftFolder, read_draft_folder
+from slipstream.audit.fixture import Check, Fixture, FixtureError, Result, guarded
 from slipstream.errors import ConfigError, SlipstreamError
+from slipstream.models.drafts.load import describe_checkpoint
+from slipstream.weights.open import open_checkpoint
 
 _CONFIG = "config.json"
 _UNKNOWN = "unknown"
@@ -66,16 +77,45 @@ def _fixtures_in(folder: Path, family: str) -> Iterator[Fixture]:
     if config is not None:
         yield from golden_targets.fixtures_in(folder, config, _recorded_arrays(folder))
         return
-    for path in sorted(folder.glob("*.safetensors")):
-        yield Fixture(_verification_family(path) or family, path, None)
+    recorded = _recorded_arrays(folder)
+    drafts = read_draft_folder(folder) if recorded else None
+    for path, names in recorded.items():
+        yield _fixture_of_arrays(path, names, drafts, family)
     for path in sorted(folder.glob("*.json")):
         records = _read_list(path)
         if records is not None:
-            yield golden_modelfree.fixture_of(path, records) or Fixture(family, path, None)
+            yield _fixture_of_records(path, records, family)
+
+
+def _fixture_of_arrays(
+    path: Path, names: frozenset[str], drafts: DraftFolder | None, family: str
+) -> Fixture:
+    """What a file of arrays is, told by their names and by the models beside it."""
+    run: Callable[[], list[Check]] | None = None
+    if golden_laws.is_law(names):
+        return Fixture("verification", path, guarded(partial(golden_laws.law_checks, path)))
+    if (checks_of := golden_confidence.checks_of_arrays(names)) is not None:
+        run = partial(checks_of, path)
+    elif drafts is not None and golden_eagle.is_trace(names):
+        run = golden_eagle.EagleAudit(drafts, path).checks
+    elif drafts is not None and golden_blocks.is_trace(names):
+        run = golden_blocks.BlockAudit(drafts, path).checks
+    return Fixture(family, path, None if run is None else guarded(run))
+
+
+def _fixture_of_records(
+    path: Path,
+    records: list[Any],  # Any: whatever the file holds
+    family: str,
+) -> Fixture:
+    if golden_confidence.is_schedule(records):
+        run = partial(golden_confidence.schedule_checks, records)
+        return Fixture(family, path, guarded(run))
+    return golden_modelfree.fixture_of(path, records) or Fixture(family, path, None)
 
 
 def _recorded_arrays(folder: Path) -> dict[Path, frozenset[str]]:
-    """Names in each safetensors file beside a config.json; none where one is unreadable."""
+    """Names in each safetensors file of a folder; none where one is unreadable."""
     return {path: _names(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
@@ -87,21 +127,18 @@ def _names(path: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _verification_family(path: Path) -> str | None:
-    """Laws of acceptance have no model: their arrays are the laws' own."""
-    names = _names(path)
-    is_law = any(".chain.joint" in name or name.endswith(".end_prob") for name in names)
-    return "verification" if is_law else None
-
-
 def _draft_family(folder: Path) -> str | None:
     """What drafts in a folder whose sub-folders hold the models; None where nothing does."""
     found: dict[str, None] = {}
     for child in sorted(path for path in folder.iterdir() if path.is_dir()):
-        config = _read_config(child) or {}
-        architecture = next(iter(config.get("architectures") or []), "")
+        config = _read_config(child)
+        if config is None:
+            continue
         nested = config.get("text_config") or {}
-        if "draft_vocab_size" in config:
+        architecture = next(iter(config.get("architectures") or []), "")
+        if (draft := _described_family(child)) is not None:
+            found[draft] = None
+        elif "draft_vocab_size" in config:
             found["eagle3"] = None
         elif any(config.get(name) or nested.get(name) for name in _MTP_FIELDS):
             found[f"{config.get('model_type', _UNKNOWN)} mtp"] = None
@@ -110,6 +147,15 @@ def _draft_family(folder: Path) -> str | None:
         ):
             found[architecture] = None
     return ", ".join(found) or None
+
+
+def _described_family(folder: Path) -> str | None:
+    """The family of a draft checkpoint; None for others and for what cannot be read."""
+    try:
+        described = describe_checkpoint(open_checkpoint(folder))
+    except SlipstreamError:
+        return None
+    return None if described is None else described.layout.family
 
 
 def _read_config(folder: Path) -> Json | None:

@@ -7,11 +7,11 @@ the longest length that has one). Suffix decoding: scenarios of operations on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.audit.fixture import Check, Fixture, FixtureError
+from slipstream.audit.fixture import Check, Fixture, FixtureError, guarded
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.state import SamplingState
 from slipstream.speculation.drafter import DraftContext
@@ -30,9 +30,9 @@ def fixture_of(path: Path, records: Sequence[Any]) -> Fixture | None:  # Any: JS
     """The fixture that a file's records are; None where they are of another kind."""
     if all(isinstance(record, dict) for record in records):
         if all("tokens" in record and ("vllm" in record or "hf" in record) for record in records):
-            return Fixture("ngram", path, _guarded(lambda: ngram_checks(records)))
+            return Fixture("ngram", path, guarded(lambda: ngram_checks(records)))
         if all("ops" in record and "max_tree_depth" in record for record in records):
-            return Fixture("suffix", path, _guarded(lambda: suffix_checks(records)))
+            return Fixture("suffix", path, guarded(lambda: suffix_checks(records)))
     return None
 
 
@@ -76,18 +76,6 @@ def suffix_checks(scenarios: Sequence[Record]) -> list[Check]:
         Check("probabilities, scores", error, BOUND, num_compared=len(errors)),
     ]
     return [check for check in checks if check.num_compared]
-
-
-def _guarded(run: Callable[[], list[Check]]) -> Callable[[], list[Check]]:
-    """Records that lack a field are the fixture's fault, and said to be."""
-
-    def guarded() -> list[Check]:
-        try:
-            return run()
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-            raise FixtureError(f"a record is not as described: {error!r}") from error
-
-    return guarded
 
 
 def _of(record: Record, rule: str) -> Sequence[Record]:

@@ -15,25 +15,19 @@ the arrays of an input share a prefix (`a.logits`, `b.logits`):
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream.audit.fixture import Check, Fixture, FixtureError
+from slipstream.audit.loaded_target import LoadedTarget
 from slipstream.audit.paged_sequence import PagedSequence
-from slipstream.execution.runner import Runner
-from slipstream.kv.cache import KvCache
-from slipstream.kv.storage import KvStorage
-from slipstream.models.load import is_supported, load_model
-from slipstream.weights.open import open_checkpoint
+from slipstream.audit.recorded import Recorded, close
+from slipstream.models.load import is_supported
 
 BOUND = 2e-4
-_PAGE_SIZE = 16
 _CHUNK_LEN = 7
 
 
@@ -71,10 +65,7 @@ class TargetAudit:
             WeightsError: The checkpoint cannot be loaded.
             FixtureError: A recorded array is missing or impossible.
         """
-        try:
-            arrays = load_file(self._recorded)
-        except (SafetensorError, OSError) as error:
-            raise FixtureError(f"{self._recorded.name} cannot be read: {error}") from error
+        arrays = Recorded.read(self._recorded).arrays
         prefixes = _prefixes(frozenset(arrays))
         inputs = {
             prefix: {
@@ -85,7 +76,7 @@ class TargetAudit:
             for prefix in prefixes
         }
         longest = max(_total_len(recorded) for recorded in inputs.values())
-        model = _LoadedTarget(self._folder, longest)
+        model = LoadedTarget(self._folder, longest)
         return [
             check
             for prefix, recorded in inputs.items()
@@ -93,30 +84,10 @@ class TargetAudit:
         ]
 
 
-class _LoadedTarget:
-    """A float32 runner with pages for a few sequences."""
-
-    def __init__(self, folder: Path, max_len: int) -> None:
-        checkpoint = open_checkpoint(folder)
-        model = load_model(checkpoint, torch.float32)
-        checkpoint.finish()
-        shape = model.hparams
-        self.kv = KvCache(3 * -(-max_len // _PAGE_SIZE), _PAGE_SIZE, prefix_cache=False)
-        storage = KvStorage(
-            self.kv.num_slots, shape.num_layers, shape.kv_heads, shape.head_dim, torch.float32
-        )
-        self.runner = Runner(model, storage)
-        self.num_layers = shape.num_layers
-        self._names = count()
-
-    def sequence(self) -> PagedSequence:
-        return PagedSequence(self.runner, self.kv, f"sequence-{next(self._names)}")
-
-
 class _InputAudit:
     """Comparisons for one recorded input."""
 
-    def __init__(self, target: _LoadedTarget, prefix: str, recorded: Mapping[str, Tensor]) -> None:
+    def __init__(self, target: LoadedTarget, prefix: str, recorded: Mapping[str, Tensor]) -> None:
         self._target = target
         self._prefix = prefix
         self._recorded = recorded
@@ -186,12 +157,7 @@ class _InputAudit:
         return self._close("logits step by step", torch.cat(rows), self._recorded["step_logits"])
 
     def _close(self, name: str, actual: Tensor, expected: Tensor) -> Check:
-        name = self._prefix + name
-        if actual.shape != expected.shape:
-            note = f"shape {list(actual.shape)} instead of {list(expected.shape)}"
-            return Check(name, error=float("inf"), bound=BOUND, note=note)
-        error = (actual.float() - expected.float()).abs().max().item() if actual.numel() else 0.0
-        return Check(name, error=error, bound=BOUND)
+        return close(self._prefix + name, actual, expected, BOUND)
 
 
 def _prefixes(names: frozenset[str]) -> list[str]:

@@ -105,6 +105,17 @@ class Model(Protocol):
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """Run all layers; each row's key and value are stored in its slot on the way."""
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first layer reads: [rows] int64 -> [rows, hidden] float32."""
+
+    def head(self, normed: Tensor) -> Tensor:
+        """The product with the vocabulary, for whoever shares it; exact rows are not promised.
+
+        Args:
+            normed: [rows, hidden] float32, behind a final norm.
+        Returns: [rows, vocab] float32.
+        """
+
 
 class Decoder:
     """A decoder with rows as its only axis: a row's result depends on its own history alone.
@@ -167,7 +178,7 @@ class Decoder:
 
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """Run all layers; each row's key and value are stored in its slot on the way."""
-        embedded = self._embeddings.index_select(0, inputs.tokens).float()
+        embedded = self.embed(inputs.tokens)
         parts = list(_cut(embedded, inputs.cuts))
         taps = {-1: embedded} if -1 in inputs.tap_layer_ids else {}
         slots = _cut(inputs.slots, inputs.cuts)
@@ -199,6 +210,14 @@ class Decoder:
             if index in inputs.tap_layer_ids:
                 taps[index] = torch.cat(parts)
         return DecoderOutput(self._logits(torch.cat(parts), inputs), taps)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `Model`."""
+        return self._embeddings.index_select(0, tokens).float()
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See `Model`."""
+        return self._head(normed.to(self.dtype)).float()
 
     def _project(
         self,

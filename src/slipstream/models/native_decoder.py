@@ -93,7 +93,7 @@ class NativeDecoder:
 
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """See `Model`."""
-        hidden = self._embed(inputs.tokens)
+        hidden = self.embed(inputs.tokens)
         taps = {-1: hidden.clone()} if -1 in inputs.tap_layer_ids else {}
         for index in inputs.tap_layer_ids:
             taps.setdefault(index, torch.empty_like(hidden))
@@ -102,8 +102,13 @@ class NativeDecoder:
             self._run_layers(hidden, inputs, storage)
         return DecoderOutput(self._logits(hidden, inputs.logit_rows), taps)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """[rows, hidden] float32."""
+    def head(self, normed: Tensor) -> Tensor:
+        """See `Model`."""
+        out = torch.empty(len(normed), self.hparams.vocab_size)
+        return _matrix(self._head).multiply(normed.bfloat16(), out)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `Model`."""
         embedded = self._embeddings.read_rows(tokens, self._stage_ns)
         scale = self.hparams.embedding_scale
         if scale is None:

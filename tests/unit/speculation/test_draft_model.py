@@ -14,7 +14,7 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import Candidates, RowRequest, Sampler, SamplingError
 from slipstream.sampling.state import initial_state
 from slipstream.speculation.build import DrafterResources, build_drafter
-from slipstream.speculation.drafters.draft_model.confidence import (
+from slipstream.speculation.confidence import (
     NUM_RIVALS,
     acceptance_shares,
 )

@@ -16,12 +16,12 @@ from torch import Tensor
 from slipstream.errors import EngineFailureError
 from slipstream.kv.cache import OutOfPages
 from slipstream.sampling.sampler import RowRequest, SamplingError
+from slipstream.speculation.confidence import NUM_RIVALS, acceptance_shares
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation
-from slipstream.speculation.drafters.draft_model.confidence import NUM_RIVALS, acceptance_shares
-from slipstream.speculation.drafters.draft_model.growth import Growth, GrowthLimits
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts, DraftModelRules
 from slipstream.speculation.drafters.draft_model.passes import PassRows
 from slipstream.speculation.drafters.draft_model.sequence import CachedSequence
+from slipstream.speculation.growth import Growth, GrowthLimits
 from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 
 _TOKEN_BYTES = 8

@@ -10,8 +10,8 @@ import numpy as np
 from slipstream.execution.batch import IntArray
 from slipstream.kv.cache import KvCache
 from slipstream.speculation.drafters.draft_model.passes import SlotCopies
+from slipstream.speculation.growth import ANCHOR_ROW
 
-ANCHOR_ROW = 0
 _TEXT = -1
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from slipstream.sampling.sampler import RowRequest
 from slipstream.sampling.state import SamplingState, advance
 from slipstream.speculation.drafter import DraftContext
-from slipstream.speculation.drafters.draft_model.sequence import ANCHOR_ROW
 from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
+
+ANCHOR_ROW = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class Growth:
             and self._tokens[node] not in self._final_tokens
         ]
         return fertile[: self._limits.num_children]
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Scores of all nodes so far, by node."""
+        return tuple(self._scores)
 
     def token(self, node: int) -> int:
         """The token of a node."""

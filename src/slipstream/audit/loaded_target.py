@@ -1,0 +1,46 @@
+"""A target in memory with room for a few sequences, as audits of models and drafters use it."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from slipstream.audit.paged_sequence import PagedSequence
+from slipstream.execution.runner import Runner
+from slipstream.kv.cache import KvCache
+from slipstream.kv.storage import KvStorage
+from slipstream.models.load import load_model
+from slipstream.weights.open import open_checkpoint
+
+_PAGE_SIZE = 16
+
+
+class LoadedTarget:
+    """A float32 runner with pages for a few sequences.
+
+    Args:
+        folder: The checkpoint, loaded as a user would.
+        max_len: Longest sequence.
+    Raises:
+        WeightsError: The checkpoint cannot be loaded.
+    """
+
+    def __init__(self, folder: Path, max_len: int) -> None:
+        checkpoint = open_checkpoint(folder)
+        model = load_model(checkpoint, torch.float32)
+        checkpoint.finish()
+        shape = model.hparams
+        self.model = model
+        self.kv = KvCache(3 * -(-max_len // _PAGE_SIZE), _PAGE_SIZE, prefix_cache=False)
+        storage = KvStorage(
+            self.kv.num_slots, shape.num_layers, shape.kv_heads, shape.head_dim, torch.float32
+        )
+        self.runner = Runner(model, storage)
+        self.num_layers = shape.num_layers
+        self._names = count()
+
+    def sequence(self) -> PagedSequence:
+        """A new, empty sequence."""
+        return PagedSequence(self.runner, self.kv, f"sequence-{next(self._names)}")
