@@ -108,7 +108,7 @@ class Model(Protocol):
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first layer reads: [rows] int64 -> [rows, hidden] float32."""
 
-    def head(self, normed: Tensor) -> Tensor:
+    def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """The product with the vocabulary, for whoever shares it; exact rows are not promised.
 
         Args:
@@ -215,9 +215,9 @@ class Decoder:
         """See `Model`."""
         return self._embeddings.index_select(0, tokens).float()
 
-    def head(self, normed: Tensor) -> Tensor:
+    def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """See `Model`."""
-        return self._head(normed.to(self.dtype)).float()
+        return self.head(normed.to(self.dtype)).float()
 
     def _project(
         self,

@@ -102,10 +102,10 @@ class NativeDecoder:
             self._run_layers(hidden, inputs, storage)
         return DecoderOutput(self._logits(hidden, inputs.logit_rows), taps)
 
-    def head(self, normed: Tensor) -> Tensor:
+    def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """See `Model`."""
         out = torch.empty(len(normed), self.hparams.vocab_size)
-        return _matrix(self._head).multiply(normed.bfloat16(), out)
+        return _matrix(self.head).multiply(normed.bfloat16(), out)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `Model`."""

@@ -20,4 +20,4 @@ class ModelEnds:
     def head(self, hidden: Tensor) -> Tensor:
         """See `TokenEnds`."""
         rows = hidden.reshape(-1, hidden.shape[-1])
-        return self._model.head(rows).view(*hidden.shape[:-1], -1)
+        return self._model.vocabulary_logits(rows).view(*hidden.shape[:-1], -1)
