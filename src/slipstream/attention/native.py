@@ -15,8 +15,6 @@ from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 
 _FEW_ROWS = 16
-_TILE_LANES = 16  # rows times heads of a group that the kernels compute at once
-
 
 class KvTensors(Protocol):
     """Keys and values by layer, [slots, kv_heads, head_dim] each; `kv.storage.KvStorage` is one."""
@@ -79,7 +77,7 @@ class NativePreparedAttention:
         self._rows = _joined([branch.rows for branch in branches])
         self._positions = _joined([branch.positions for branch in branches])
         self._slots = _joined([branch.slots for branch in branches])
-        self._tiles = _tiles(branches, self._positions, shape.group_size)
+        self._tiles = _tiles(branches, self._positions)
         self.plan = structs.AttentionPlan(
             self._tiles.ctypes.data,
             self._rows.ctypes.data,
@@ -128,13 +126,11 @@ def struct_of(shape: AttentionShape, kv_dtype: torch.dtype) -> structs.Attention
     )
 
 
-def _tiles(branches: Sequence[Rows], positions: IntArray, group_size: int) -> IntArray:
+def _tiles(branches: Sequence[Rows], positions: IntArray) -> IntArray:
     """[tiles, 3] first row, number of rows, first slot; those with most keys come first."""
     lens = np.array([len(branch.rows) for branch in branches], np.int64)
     slot_lens = np.array([len(branch.slots) for branch in branches], np.int64)
-    # A few rows are cut finer, so that two threads find enough to share.
-    is_few = lens.sum() <= _FEW_ROWS
-    tile_rows = max(_TILE_LANES // group_size, 1) if is_few else structs.MAX_TILE_ROWS
+    tile_rows = structs.MAX_TILE_ROWS
     counts = -(-lens // tile_rows)
     branch = np.repeat(np.arange(len(lens)), counts)
     rank = np.arange(len(branch)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -82,7 +82,7 @@ def _build(folder: Path) -> Path:
 
 def _units() -> list[_Unit]:
     vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp")
-    plain_units = ("pack.cpp", "pass.cpp", "bandwidth.cpp", "library.cpp")
+    plain_units = ("attention_units.cpp", "pack.cpp", "pass.cpp", "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(source, None, ("SL_VARIANT=portable",)) for source in vector_units]
         return [*plain, *(_Unit(source, None) for source in plain_units)]

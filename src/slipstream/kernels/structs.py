@@ -11,7 +11,7 @@ FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
 TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
 KV_FLOAT32, KV_BFLOAT16 = 0, 1
 GATES = {"silu": 0, "gelu_tanh": 1}
-MAX_TILE_ROWS = 16
+MAX_TILE_ROWS = 32
 STAGES = (
     "embedding",
     "norms",

@@ -1,6 +1,6 @@
-// Online softmax in float32. Per row and head: blocks in order of position; in a block the dot
-// products, their maximum, the weights' sum and the mix of values each have one order, and positions
-// that the row does not see take no part. So nothing depends on the other rows of a tile.
+// Online softmax in float32. Per row and head: sections in order of position, in a section blocks; in a
+// block the dot products, their maximum, the weights' sum and the mix of values each have one order, and
+// positions that the row does not see take no part. So nothing depends on the other rows of a tile.
 #include "attention.hpp"
 #include "simd.hpp"
 
@@ -92,13 +92,18 @@ struct Softmax {
     float max, total;
 };
 
+// What the lanes (a row's heads of a group, row by row) have mixed so far or in one section.
+struct Mix {
+    float* values;      // [lanes][dim], not normalised
+    Softmax* softmax;  // [lanes]
+};
+
 struct Work {
     float* keys;     // [32][dim]
     float* values;   // [32][dim]
     float* queries;  // [lanes][dim], scaled
-    float* mixed;    // [lanes][dim]
     float* weights;  // [group][32]
-    Softmax* softmax;  // [lanes]
+    Mix mixed, part;
 };
 
 template <typename T>
@@ -125,7 +130,8 @@ void fetch_block(const Attention& a, const int64_t* slots, int head, int count, 
 
 // One row's heads of a group over the positions [begin, end) of a block.
 template <int DIM>
-void attend_block(int group, int head_dim, int lane, int begin, int end, const Work& work) {
+void attend_block(int group, int head_dim, int lane, int begin, int end, const Work& work,
+                  const Mix& mix) {
     const int dim = DIM ? DIM : head_dim;
     i32x16 index;
     for (int i = 0; i < 16; i++) index[i] = i;
@@ -142,9 +148,9 @@ void attend_block(int group, int head_dim, int lane, int begin, int end, const W
                 scores[half] = hidden;
             }
         }
-        Softmax& state = work.softmax[lane + h];
+        Softmax& state = mix.softmax[lane + h];
         const float block_max = max(max(scores[0], scores[1]));
-        float* mixed = work.mixed + (lane + h) * dim;
+        float* mixed = mix.values + (lane + h) * dim;
         if (block_max > state.max) {
             const f32x16 shrink = exp(splat(state.max - block_max));
             state.max = block_max;
@@ -156,7 +162,7 @@ void attend_block(int group, int head_dim, int lane, int begin, int end, const W
         store(work.weights + h * KEY_BLOCK, first);
         store(work.weights + h * KEY_BLOCK + 16, second);
     }
-    float* mixed = work.mixed + lane * dim;
+    float* mixed = mix.values + lane * dim;
     int d = 0;
     for (; d + 4 * LANES <= dim; d += 4 * LANES)
         mix_part<4>(group, work.weights, work.values + d, dim, begin, end, mixed + d);
@@ -164,72 +170,160 @@ void attend_block(int group, int head_dim, int lane, int begin, int end, const W
         mix_part<1>(group, work.weights, work.values + d, dim, begin, end, mixed + d);
 }
 
-template <int DIM>
-void attend_tile(const Attention& a, const Tile& tile, int kv_head, const Work& work) {
-    const AttentionShape& shape = *a.shape;
-    const AttentionPlan& plan = *a.plan;
-    const int dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
-    const int num_rows = static_cast<int>(tile.num_rows), lanes = num_rows * group;
-    const int64_t* rows = plan.rows + tile.first_row;
-    const int64_t* positions = plan.positions + tile.first_row;
-    const int64_t* slots = plan.slots + tile.first_slot;
-    for (int r = 0; r < num_rows; r++) {
-        const float* query = a.queries + rows[r] * a.q_stride + int64_t(kv_head) * group * dim;
-        float* scaled = work.queries + r * group * dim;
-        for (int d = 0; d < group * dim; d += LANES) store(scaled + d, load(query + d) * shape.scale);
-    }
-    memset(work.mixed, 0, sizeof(float) * lanes * dim);
-    for (int i = 0; i < lanes; i++) work.softmax[i] = {-INFINITY, 0.0f};
+// One unit's rows of one key head.
+struct Job {
+    const Attention& a;
+    const Tile& tile;
+    const int64_t* rows;
+    const int64_t* positions;
+    const int64_t* slots;
+    int kv_head, dim, group, lanes;
 
-    const int64_t newest = positions[num_rows - 1];
-    const auto first_seen = [&](int r) {
-        return plan.window && positions[r] >= plan.window ? positions[r] - plan.window + 1 : 0;
-    };
-    for (int64_t start = first_seen(0) / KEY_BLOCK * KEY_BLOCK; start <= newest; start += KEY_BLOCK) {
-        const int64_t left = newest + 1 - start;
-        fetch_block(a, slots + start, kv_head, left < KEY_BLOCK ? int(left) : KEY_BLOCK, work);
+    int64_t first_seen(int r) const {
+        const int64_t window = a.plan->window;
+        return window && positions[r] >= window ? positions[r] - window + 1 : 0;
+    }
+};
+
+void clear(const Job& job, const Mix& mix) {
+    memset(mix.values, 0, sizeof(float) * job.lanes * job.dim);
+    for (int i = 0; i < job.lanes; i++) mix.softmax[i] = {-INFINITY, 0.0f};
+}
+
+void scale_queries(const Job& job, float* scaled) {
+    const int width = job.group * job.dim;
+    for (int r = 0; r < int(job.tile.num_rows); r++, scaled += width) {
+        const float* query = job.a.queries + job.rows[r] * job.a.q_stride + int64_t(job.kv_head) * width;
+        for (int d = 0; d < width; d += LANES) store(scaled + d, load(query + d) * job.a.shape->scale);
+    }
+}
+
+// A section, to `mix`.
+template <int DIM>
+void attend_section(const Job& job, int section, const Work& work, const Mix& mix) {
+    const int num_rows = static_cast<int>(job.tile.num_rows);
+    int64_t end = job.positions[num_rows - 1] + 1, start = job.first_seen(0) / KEY_BLOCK * KEY_BLOCK;
+    if (start < int64_t(section) * SECTION) start = int64_t(section) * SECTION;
+    if (end > int64_t(section + 1) * SECTION) end = int64_t(section + 1) * SECTION;
+    clear(job, mix);
+    for (; start < end; start += KEY_BLOCK) {
+        const int count = end - start < KEY_BLOCK ? int(end - start) : KEY_BLOCK;
+        fetch_block(job.a, job.slots + start, job.kv_head, count, work);
         for (int r = 0; r < num_rows; r++) {
-            const int64_t begin = first_seen(r) - start, end = positions[r] + 1 - start;
-            const int from = begin > 0 ? int(begin < KEY_BLOCK ? begin : KEY_BLOCK) : 0;
-            const int to = end < KEY_BLOCK ? int(end) : KEY_BLOCK;
-            if (from < to) attend_block<DIM>(group, dim, r * group, from, to, work);
+            const int64_t first = job.first_seen(r) - start, last = job.positions[r] + 1 - start;
+            const int from = first > 0 ? int(first < KEY_BLOCK ? first : KEY_BLOCK) : 0;
+            const int to = last < KEY_BLOCK ? int(last) : KEY_BLOCK;
+            if (from < to) attend_block<DIM>(job.group, job.dim, r * job.group, from, to, work, mix);
         }
     }
-    for (int r = 0; r < num_rows; r++) {
-        const int64_t at = (rows[r] * shape.num_heads + int64_t(kv_head) * group) * dim;
-        for (int d = 0; d < group * dim; d += LANES) {
-            const f32x16 v =
-                load(work.mixed + r * group * dim + d) / work.softmax[r * group + d / dim].total;
-            if (a.store == TO_BF16)
-                store(static_cast<uint16_t*>(a.out) + at + d, v);
-            else
-                store(static_cast<float*>(a.out) + at + d, v);
+}
+
+// Add a section's mix to what came before it.
+void add(const Job& job, const Mix& to, const Mix& part) {
+    for (int i = 0; i < job.lanes; i++) {
+        Softmax& state = to.softmax[i];
+        const Softmax& added = part.softmax[i];
+        if (added.total == 0.0f) continue;  // the lane sees nothing of the section
+        const float now = added.max > state.max ? added.max : state.max;
+        const f32x16 shrink = exp(splat(state.max - now)), grow = exp(splat(added.max - now));
+        state = {now, state.total * shrink[0] + added.total * grow[0]};
+        for (int d = 0; d < job.dim; d += LANES) {
+            float* at = to.values + i * job.dim + d;
+            store(at, fma(load(part.values + i * job.dim + d), grow, load(at) * shrink));
         }
+    }
+}
+
+void put(const Job& job, const Mix& mix) {
+    const int width = job.group * job.dim;
+    for (int r = 0; r < int(job.tile.num_rows); r++) {
+        const int64_t at = (job.rows[r] * job.a.shape->kv_heads + job.kv_head) * width;
+        for (int d = 0; d < width; d += LANES) {
+            const f32x16 v = load(mix.values + r * width + d) / mix.softmax[r * job.group + d / job.dim].total;
+            if (job.a.store == TO_BF16)
+                store(static_cast<uint16_t*>(job.a.out) + at + d, v);
+            else
+                store(static_cast<float*>(job.a.out) + at + d, v);
+        }
+    }
+}
+
+// All sections of one head, by one thread.
+template <int DIM>
+void attend_whole(const Job& job, const Unit& unit, const Work& work) {
+    scale_queries(job, work.queries);
+    clear(job, work.mixed);
+    for (int s = 0; s < unit.num_sections; s++) {
+        attend_section<DIM>(job, unit.first_section + s, work, work.part);
+        add(job, work.mixed, work.part);
+    }
+    put(job, work.mixed);
+}
+
+// One section of a tile; who is the last of a group adds them up.
+template <int DIM>
+void attend_part(Job& job, const Unit& unit, const Work& work, float* partials,
+                 std::atomic<int>* finished) {
+    const int64_t size = partial_size(*job.a.shape, int(job.tile.num_rows), 1);
+    const auto part = [&](int p, int h) {
+        float* memory = partials + (p * unit.num_heads + h) * size;
+        return Mix{memory, reinterpret_cast<Softmax*>(memory + job.lanes * job.dim)};
+    };
+    for (int h = 0; h < unit.num_heads; h++) {
+        job.kv_head = unit.first_head + h;
+        scale_queries(job, work.queries);
+        attend_section<DIM>(job, unit.first_section, work, part(unit.part, h));
+    }
+    if (finished->fetch_add(1) + 1 < unit.num_parts) return;
+    for (int h = 0; h < unit.num_heads; h++) {
+        job.kv_head = unit.first_head + h;
+        clear(job, work.mixed);
+        for (int p = 0; p < unit.num_parts; p++) add(job, work.mixed, part(p, h));
+        put(job, work.mixed);
+    }
+}
+
+template <int DIM>
+void attend_unit(const Attention& a, const Unit& unit, const Units& units, const Work& work,
+                 std::atomic<int>* counters) {
+    const AttentionPlan& plan = *a.plan;
+    const Tile& tile = plan.tiles[unit.tile];
+    const int group = a.shape->num_heads / a.shape->kv_heads;
+    Job job{a, tile, plan.rows + tile.first_row, plan.positions + tile.first_row,
+            plan.slots + tile.first_slot, unit.first_head, a.shape->head_dim, group,
+            int(tile.num_rows) * group};
+    if (unit.group >= 0)
+        return attend_part<DIM>(job, unit, work, units.partials + unit.partial, counters + 1 + unit.group);
+    for (int h = 0; h < unit.num_heads; h++) {
+        job.kv_head = unit.first_head + h;
+        attend_whole<DIM>(job, unit, work);
     }
 }
 
 }  // namespace
 
-void SL_NAME(attend)(const Attention& a, std::atomic<int>* next) {
+void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* counters) {
     const AttentionShape& shape = *a.shape;
     const int dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const int lanes = MAX_TILE_ROWS * group;
-    const size_t floats = size_t(2 * KEY_BLOCK + 2 * lanes) * dim + size_t(group) * KEY_BLOCK;
-    float* memory = static_cast<float*>(scratch(4, sizeof(float) * (floats + 2 * lanes)));
+    const size_t floats = size_t(2 * KEY_BLOCK + 3 * lanes) * dim + size_t(group) * KEY_BLOCK;
+    float* memory = static_cast<float*>(scratch(4, sizeof(float) * (floats + 4 * lanes)));
     Work work;
-    work.keys = memory;
-    work.values = work.keys + KEY_BLOCK * dim;
-    work.queries = work.values + KEY_BLOCK * dim;
-    work.mixed = work.queries + lanes * dim;
-    work.weights = work.mixed + lanes * dim;
-    work.softmax = reinterpret_cast<Softmax*>(work.weights + group * KEY_BLOCK);
-    const int num_units = a.plan->num_tiles * shape.kv_heads;
-    for (int unit; (unit = next->fetch_add(1)) < num_units;) {
-        const Tile& tile = a.plan->tiles[unit / shape.kv_heads];
+    const auto take = [&](int count) { return memory += count, memory - count; };
+    work.keys = take(KEY_BLOCK * dim);
+    work.values = take(KEY_BLOCK * dim);
+    work.queries = take(lanes * dim);
+    work.weights = take(group * KEY_BLOCK);
+    work.mixed.values = take(lanes * dim);
+    work.part.values = take(lanes * dim);
+    work.mixed.softmax = reinterpret_cast<Softmax*>(take(2 * lanes));
+    work.part.softmax = reinterpret_cast<Softmax*>(take(2 * lanes));
+    for (int i; (i = counters[0].fetch_add(1)) < units.num_units;) {
+        const Unit& unit = units.units[i];
         switch (dim) {
-            case 64: attend_tile<64>(a, tile, unit % shape.kv_heads, work); break;
-            case 128: attend_tile<128>(a, tile, unit % shape.kv_heads, work); break;
-            default: attend_tile<0>(a, tile, unit % shape.kv_heads, work); break;
+            case 64: attend_unit<64>(a, unit, units, work, counters); break;
+            case 128: attend_unit<128>(a, unit, units, work, counters); break;
+            default: attend_unit<0>(a, unit, units, work, counters); break;
         }
     }
 }

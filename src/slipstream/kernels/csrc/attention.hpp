@@ -8,6 +8,8 @@
 namespace slipstream {
 
 constexpr int KEY_BLOCK = 32;  // positions [32 b, 32 b + 32): blocks are fixed by position
+constexpr int SECTION = 128;   // positions [128 s, 128 s + 128): each is summed by itself, then added
+constexpr int SECTION_BLOCKS = SECTION / KEY_BLOCK;
 
 enum KvFormat : int32_t { KV_F32 = 0, KV_BF16 = 1 };
 
@@ -23,7 +25,7 @@ struct Tile {
     int64_t num_rows;    // 1 to MAX_TILE_ROWS
     int64_t first_slot;  // in AttentionPlan::slots: the branch's position 0
 };
-constexpr int MAX_TILE_ROWS = 16;
+constexpr int MAX_TILE_ROWS = 32;
 
 struct AttentionPlan {
     const Tile* tiles;
@@ -33,6 +35,8 @@ struct AttentionPlan {
     int32_t num_tiles;
     int32_t window;  // 0 = all
 };
+
+constexpr int MAX_PLANS = 8;  // of a pass: one for each window
 
 struct Attention {
     const AttentionShape* shape;
@@ -45,13 +49,38 @@ struct Attention {
     int32_t store;  // TO_F32 or TO_BF16
 };
 
-// `next`: zero before the team starts; who draws a number computes that (tile, key head).
-// AMX: keys and values in bf16 and head_dim a multiple of 32 only.
-void attend_amx(const Attention& a, std::atomic<int>* next);
-void attend_avx512(const Attention& a, std::atomic<int>* next);
-void attend_portable(const Attention& a, std::atomic<int>* next);
+// Work for one thread: some sections of a tile for some key heads.
+struct Unit {
+    int32_t tile, first_head, num_heads;
+    int32_t first_section, num_sections;
+    int32_t group;            // units of one group are sections of the same rows and heads; -1: alone
+    int32_t part, num_parts;  // of the group
+    int64_t partial;          // where the group's results lie in Units::partials, by part
+};
 
-using Attend = void (*)(const Attention&, std::atomic<int>*);
+// All work of one plan. Any cut gives the same bits: sections are added in order of position.
+struct Units {
+    const Unit* units;
+    int32_t num_units, num_groups;
+    float* partials;
+};
+
+// Results of a lane in Units::partials: what was mixed, not normalised.
+inline int64_t partial_size(const AttentionShape& shape, int num_rows, int num_heads) {
+    const int lanes = ceil_div(num_rows * (shape.num_heads / shape.kv_heads), 16) * 16;
+    return int64_t(num_heads) * lanes * (shape.head_dim + 2);
+}
+
+// Uses buffers `which` and `which + 1` of the calling thread.
+Units cut_units(const AttentionShape& shape, const AttentionPlan& plan, int num_threads, int which);
+
+// `counters`: [1 + num_groups] zeros before the team starts: the next unit, then finished ones by group.
+// AMX: keys and values in bf16 and head_dim a multiple of 32 only.
+void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters);
+void attend_avx512(const Attention& a, const Units& units, std::atomic<int>* counters);
+void attend_portable(const Attention& a, const Units& units, std::atomic<int>* counters);
+
+using Attend = void (*)(const Attention&, const Units&, std::atomic<int>*);
 
 // Chosen by the shape and the instruction set, never by the rows.
 Attend attend_for(int isa, const AttentionShape& shape);

@@ -1,8 +1,9 @@
 // Attention on AMX tiles, for keys and values in bf16. Lanes (a row's heads that share a key head) are
 // the columns of the scores, so the softmax needs no sums across a vector. Queries enter as two bf16
 // numbers each, of 16 bits together; weights as one, and their sum is that of the rounded ones.
-// A lane's column is computed by itself: blocks in order of position, positions that it does not see
-// weigh exactly zero, and the order of TDPBF16PS is the same for every column.
+// A lane's column is computed by itself: in a section all scores, their maximum, the weights, and the
+// mix of values block by block; then sections are added in order of position. Positions that it does
+// not see weigh exactly zero, and the order of TDPBF16PS is the same for every column.
 #include <immintrin.h>
 
 #include "attention.hpp"
@@ -14,24 +15,15 @@ namespace {
 
 constexpr int LANES = 16;
 constexpr int TILE = 1024;
+constexpr int BLOCK_SCORES = KEY_BLOCK * LANES;
+constexpr int MAX_STREAMED = 6;
 
-// Working memory for one tile of rows; `lane_tiles` of 16 lanes.
-struct Work {
-    uint8_t* keys[2];    // of a block and the next: [32 keys][dim] bf16
-    uint8_t* values[2];  // likewise: [dim / 16][16 key pairs][16 dims][2] bf16
-    uint8_t* queries;  // [lane tiles][dim / 32][high, low][16 dim pairs][16 lanes][2] bf16
-    float* mixed;      // [lane tiles][dim / 16][16 lanes][16 dims]
-    float* max;        // [lane tiles][16]
-    float* total;      // [lane tiles][16]
-    float* scores[2];  // of a lane tile and the next: [32 keys][16 lanes], for powers of 2
-    uint8_t* weights;  // [16 lanes][32 keys] bf16
-    int32_t* first;    // [lane tiles][16] first position that a lane sees
-    int32_t* last;     // [lane tiles][16] last one; -1 for lanes that only fill a tile
-};
+// Below it, powers of 2 are 0: an underflow would cost hundreds of cycles.
+constexpr float LOWEST = -120.0f;
 
-// 2^x for x <= 0, relative error below 5e-6 (bf16 weights need 2e-3); exactly 0 below -150.
+// 2^x for x <= 0, relative error below 5e-6; exactly 0 below LOWEST.
 SL_INLINE __m512 power_of_two(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
+    const __mmask16 is_positive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(LOWEST), _CMP_NLT_UQ);
     const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 f = _mm512_sub_ps(x, n);
     __m512 p = _mm512_set1_ps(9.6181291e-3f);
@@ -39,282 +31,483 @@ SL_INLINE __m512 power_of_two(__m512 x) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
+    return _mm512_maskz_scalef_ps(is_positive, p, n);
 }
 
-// A row's scaled queries, as high and low parts, into a lane's column.
-void pack_query(const float* query, float scale, int dim, int lane, uint8_t* packed) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(packed);
-    for (int d = 0; d < dim; d++) {
-        const float q = query[d] * scale;
-        const uint16_t high = round_bf16(q);
-        const uint16_t low = round_bf16(q - widen(high));
-        uint16_t* tile = to + size_t(d / 32) * TILE + 32 * (d % 32 / 2) + 2 * lane + (d & 1);
-        tile[0] = high;
-        tile[TILE / 2] = low;
+// The same, relative error below 8e-5, for weights that bf16 rounds by 2e-3.
+SL_INLINE __m512 weight_of(__m512 x) {
+    const __mmask16 is_positive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(LOWEST), _CMP_NLT_UQ);
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(7.802446e-2f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.2606725e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9583351e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.9992522e-1f));
+    return _mm512_maskz_scalef_ps(is_positive, p, x);
+}
+
+// What 16 lanes have mixed so far or in one section; as in Units::partials.
+struct Mix {
+    float* values;  // [16][dim], the dims of every 32 as unpacking leaves them (see put_lane)
+    float* max;     // [16] of the scores, for powers of 2; -inf: nothing was seen
+    float* total;   // [16] of the weights
+};
+
+SL_INLINE Mix mix_at(float* memory, int dim) {
+    return {memory, memory + 16 * dim, memory + 16 * dim + 16};
+}
+
+// One unit's rows, and the thread's working memory.
+struct Job {
+    const Attention& a;
+    const int64_t* rows;
+    const int64_t* positions;
+    const int64_t* slots;
+    int dim, group, lanes, lane_tiles, newest;
+    uint8_t* keys;     // [blocks][32 keys][dim] bf16, of blocks that cannot be read where they are
+    uint8_t* values;   // of a section: [blocks][dim / 16][16 key pairs][16 dims][2] bf16
+    uint8_t* queries;  // [heads][lane tiles][dim / 32][high, low][16 dim pairs][16 lanes][2] bf16
+    float* scores;     // [heads][lane tiles][blocks][32 keys][16 lanes], for powers of 2
+    uint8_t* weights;  // [blocks][16 lanes][32 keys] bf16
+    float* mixed;      // [heads][lane tiles] Mix
+    float* part;       // Mix of a section
+    int32_t* first;    // [lane tiles][16] first position that a lane sees
+    int32_t* last;     // [lane tiles][16] last one; -1 for lanes that only fill a tile
+
+    int64_t stride() const { return int64_t(a.shape->kv_heads) * dim; }
+    size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
+    int64_t mix_size() const { return 16 * (dim + 2); }
+    float* scores_at(int head, int t) const {
+        return scores + size_t(head * lane_tiles + t) * SECTION_BLOCKS * BLOCK_SCORES;
     }
+    uint8_t* queries_at(int head, int t) const {
+        return queries + (head * lane_tiles + t) * query_bytes();
+    }
+    int last_lane(int t) const { return 16 * t + 15 < lanes ? 16 * t + 15 : lanes - 1; }
+    bool sees(int t, int begin, int end) const {
+        return first[16 * t] < end && last[last_lane(t)] >= begin;
+    }
+    // Rows [from, to) of what lies at positions from `start` on, for `heads` key heads.
+    void prefetch(const void* stored, int start, int from, int to, int head, int heads) const {
+        const uint16_t* base = static_cast<const uint16_t*>(stored) + int64_t(head) * dim;
+        if (to > newest + 1 - start) to = newest + 1 - start;
+        for (int j = from; j < to; j++)
+            for (int d = 0; d < heads * dim; d += 32)
+                _mm_prefetch((const char*)(base + slots[start + j] * stride() + d), _MM_HINT_T0);
+    }
+};
+
+SL_INLINE __m512 widen_half(__m256i h) {
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
 }
 
-// Copy a block's keys; interleave its values by pairs of keys. Past `count` come zeros.
-void fetch_block(const Attention& a, const int64_t* slots, int head, int count, const Work& work,
-                 int buffer) {
-    const int dim = a.shape->head_dim;
-    const int64_t stride = int64_t(a.shape->kv_heads) * dim;
-    const uint16_t* keys = static_cast<const uint16_t*>(a.keys) + int64_t(head) * dim;
-    const uint16_t* values = static_cast<const uint16_t*>(a.values) + int64_t(head) * dim;
-    for (int j = 0; j < KEY_BLOCK; j++) {
-        uint8_t* to = work.keys[buffer] + size_t(j) * dim * 2;
+// Queries of a key head, scaled, as high and low parts.
+void pack_queries(const Job& job, int kv_head, uint8_t* packed) {
+    const __m512 scale = _mm512_set1_ps(job.a.shape->scale * 1.44269504f);
+    for (int t = 0; t < job.lane_tiles; t++)
+        for (int d = 0; d < job.dim; d += 32, packed += 2 * TILE) {
+            __m512i high[16], low[16];
+            int row = 16 * t / job.group, head = 16 * t % job.group;
+            for (int i = 0; i < 16; i++) {
+                high[i] = low[i] = _mm512_setzero_si512();
+                if (16 * t + i >= job.lanes) continue;
+                const float* query = job.a.queries + job.rows[row] * job.a.q_stride +
+                                     int64_t(kv_head * job.group + head) * job.dim + d;
+                if (++head == job.group) head = 0, row++;
+                const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(query), scale);
+                const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(query + 16), scale);
+                high[i] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+                low[i] = (__m512i)_mm512_cvtne2ps_pbh(
+                    _mm512_sub_ps(y, widen_half(_mm512_extracti64x4_epi64(high[i], 1))),
+                    _mm512_sub_ps(x, widen_half(_mm512_castsi512_si256(high[i]))));
+            }
+            transpose(high);
+            transpose(low);
+            for (int i = 0; i < 16; i++) {
+                _mm512_store_si512(packed + 64 * i, high[i]);
+                _mm512_store_si512(packed + TILE + 64 * i, low[i]);
+            }
+        }
+}
+
+// Where 16 keys lie, `stride` bytes apart.
+struct Keys {
+    const uint8_t* at;
+    size_t stride;
+};
+
+// Keys of positions [start, start + 16) of a head; copied where slots do not follow each other.
+Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
+    const uint16_t* stored = static_cast<const uint16_t*>(job.a.keys) + int64_t(head) * job.dim;
+    const int64_t* slots = job.slots + start;
+    const int count = job.newest + 1 - start < 16 ? job.newest + 1 - start : 16;
+    bool is_run = count == 16;
+    for (int j = 1; is_run && j < 16; j++) is_run = slots[j] == slots[0] + j;
+    const size_t width = size_t(job.dim) * 2;
+    if (is_run)
+        return {(const uint8_t*)(stored + slots[0] * job.stride()), size_t(job.stride()) * 2};
+    for (int j = 0; j < 16; j++)
         if (j < count)
-            memcpy(to, keys + slots[j] * stride, size_t(dim) * 2);
+            memcpy(copy + j * width, stored + slots[j] * job.stride(), width);
         else
-            memset(to, 0, size_t(dim) * 2);
-    }
-    for (int pair = 0; pair < 16; pair++) {
-        const int j = 2 * pair;
-        const uint16_t* even = values + (j < count ? slots[j] : 0) * stride;
-        const uint16_t* odd = values + (j + 1 < count ? slots[j + 1] : 0) * stride;
-        for (int d = 0; d < dim; d += LANES) {
-            const __m256i zero = _mm256_setzero_si256();
-            const __m256i x = j < count ? _mm256_loadu_si256((const __m256i*)(even + d)) : zero;
-            const __m256i y = j + 1 < count ? _mm256_loadu_si256((const __m256i*)(odd + d)) : zero;
-            const __m512i both = _mm512_or_si512(_mm512_cvtepu16_epi32(x),
-                                                 _mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16));
-            _mm512_store_si512(work.values[buffer] + size_t(d / LANES) * TILE + 64 * pair, both);
+            memset(copy + j * width, 0, width);
+    return {copy, width};
+}
+
+// Interleave a block's values by pairs of keys. Past the newest position come zeros.
+void fetch_values(const Job& job, int start, int head, uint8_t* to) {
+    const uint16_t* stored = static_cast<const uint16_t*>(job.a.values) + int64_t(head) * job.dim;
+    const int64_t* slots = job.slots + start;
+    const int count = job.newest + 1 - start;
+    for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
+        const uint16_t* even = stored + (j < count ? slots[j] : 0) * job.stride();
+        const uint16_t* odd = stored + (j + 1 < count ? slots[j + 1] : 0) * job.stride();
+        for (int d = 0; d < job.dim; d += 32) {
+            const __m512i zero = _mm512_setzero_si512();
+            const __m512i x = j < count ? _mm512_loadu_si512(even + d) : zero;
+            const __m512i y = j + 1 < count ? _mm512_loadu_si512(odd + d) : zero;
+            uint8_t* tiles = to + size_t(d / LANES) * TILE;
+            _mm512_store_si512(tiles, _mm512_unpacklo_epi16(x, y));
+            _mm512_store_si512(tiles + TILE, _mm512_unpackhi_epi16(x, y));
         }
     }
 }
 
-void prefetch_block(const Attention& a, const int64_t* slots, int head, int count) {
-    const int dim = a.shape->head_dim;
-    const int64_t stride = int64_t(a.shape->kv_heads) * dim;
-    for (int j = 0; j < count; j++) {
-        const int64_t at = slots[j] * stride + int64_t(head) * dim;
-        for (int d = 0; d < dim; d += 32) {
-            _mm_prefetch((const char*)(static_cast<const uint16_t*>(a.keys) + at + d), _MM_HINT_T0);
-            _mm_prefetch((const char*)(static_cast<const uint16_t*>(a.values) + at + d), _MM_HINT_T0);
-        }
-    }
-}
-
-// scores[32 keys][16 lanes] of a lane tile.
-void score(const uint8_t* keys, const uint8_t* queries, int dim, float* scores) {
+// scores[32 keys][16 lanes] of a block and a lane tile.
+void score(Keys first, Keys second, const uint8_t* queries, int dim, float* scores) {
     _tile_zero(0);
     _tile_zero(1);
     for (int d = 0; d < dim; d += 32, queries += 2 * TILE) {
-        _tile_loadd(4, keys + 2 * d, 2 * dim);
-        _tile_loadd(5, keys + 2 * d + size_t(32) * dim, 2 * dim);
+        _tile_loadd(4, first.at + 2 * d, first.stride);
         _tile_loadd(6, queries, 64);
         _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, second.at + 2 * d, second.stride);
         _tile_dpbf16ps(1, 5, 6);
         _tile_loadd(7, queries + TILE, 64);
         _tile_dpbf16ps(0, 4, 7);
         _tile_dpbf16ps(1, 5, 7);
     }
     _tile_stored(0, scores, 64);
-    _tile_stored(1, scores + 256, 64);
+    _tile_stored(1, scores + BLOCK_SCORES / 2, 64);
 }
 
-// From scores to bf16 weights; gives the factor on what was mixed before.
-__m512 weigh(const Work& work, const float* scores, int lane_tile, int start, bool is_masked) {
+// The greatest of a block's scores for each lane, after hiding positions that lanes do not see.
+SL_INLINE __m512 greatest(float* scores, const __m512i* limits, int start) {
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
-    __m512 s[KEY_BLOCK];
-#pragma GCC unroll 32
-    for (int j = 0; j < KEY_BLOCK; j++) s[j] = _mm512_load_ps(scores + 16 * j);
-    if (is_masked) {
-        const __m512i first = _mm512_load_si512(work.first + 16 * lane_tile);
-        const __m512i last = _mm512_load_si512(work.last + 16 * lane_tile);
+    __m512 top[4] = {hidden, hidden, hidden, hidden};
+    if (limits)
         for (int j = 0; j < KEY_BLOCK; j++) {
             const __m512i at = _mm512_set1_epi32(start + j);
-            const __mmask16 seen = _mm512_cmpge_epi32_mask(at, first) & _mm512_cmple_epi32_mask(at, last);
-            s[j] = _mm512_mask_blend_ps(seen, hidden, s[j]);
+            const __mmask16 is_seen =
+                _mm512_cmpge_epi32_mask(at, limits[0]) & _mm512_cmple_epi32_mask(at, limits[1]);
+            _mm512_store_ps(scores + 16 * j,
+                            _mm512_mask_blend_ps(is_seen, hidden, _mm512_load_ps(scores + 16 * j)));
         }
-    }
-    __m512 top[4] = {s[0], s[1], s[2], s[3]};
-    for (int j = 4; j < KEY_BLOCK; j++) top[j & 3] = _mm512_max_ps(top[j & 3], s[j]);
-    const __m512 before = _mm512_load_ps(work.max + 16 * lane_tile);
-    const __m512 now = _mm512_max_ps(
-        before, _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3])));
-    _mm512_store_ps(work.max + 16 * lane_tile, now);
-    // A lane that has seen nothing yet has weights of 2^-inf.
-    const __mmask16 is_blind = _mm512_cmp_ps_mask(now, hidden, _CMP_EQ_OQ);
-    const __m512 base = _mm512_mask_blend_ps(is_blind, now, _mm512_setzero_ps());
-    const __m512 shrink = power_of_two(_mm512_sub_ps(before, base));
+#pragma GCC unroll 32
+    for (int j = 0; j < KEY_BLOCK; j++)
+        top[j & 3] = _mm512_max_ps(top[j & 3], _mm512_load_ps(scores + 16 * j));
+    return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
+}
 
-    const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
-    __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005,
-                                      0x160006, 0x170007, 0x180008, 0x190009, 0x1a000a, 0x1b000b,
-                                      0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
-    __m512 sums[4];
-    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+// From a block's scores to weights in bf16; adds them to `total`.
+SL_INLINE __m512 weigh(const float* scores, __m512 base, __m512 total, uint8_t* weights) {
+    const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005,
+                                            0x160006, 0x170007, 0x180008, 0x190009, 0x1a000a, 0x1b000b,
+                                            0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     __m512i pairs[16];
 #pragma GCC unroll 16
-    for (int j = 0; j < KEY_BLOCK; j += 2) {
-        const __m512 even = power_of_two(_mm512_sub_ps(s[j], base));
-        const __m512 odd = power_of_two(_mm512_sub_ps(s[j + 1], base));
-        const __m512i pair =
-            _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
-        sums[j & 2] = _mm512_add_ps(sums[j & 2], (__m512)_mm512_slli_epi32(pair, 16));
-        sums[(j & 2) + 1] = _mm512_add_ps(sums[(j & 2) + 1], (__m512)_mm512_and_si512(pair, upper));
-        pairs[j / 2] = pair;
+    for (int j = 0; j < 16; j++) {
+        const __m512 even = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j), base));
+        const __m512 odd = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j + 16), base));
+        pairs[j] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+        total = _mm512_dpbf16_ps(total, (__m512bh)pairs[j], ones);
     }
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-    const __m512 total = _mm512_mul_ps(_mm512_load_ps(work.total + 16 * lane_tile), shrink);
-    _mm512_store_ps(work.total + 16 * lane_tile, _mm512_add_ps(total, sum));
     transpose(pairs);  // [key pairs][lanes] to [lanes][key pairs]
 #pragma GCC unroll 16
-    for (int lane = 0; lane < 16; lane++)
-        _mm512_store_si512(work.weights + 64 * lane, pairs[lane]);
-    return shrink;
+    for (int lane = 0; lane < 16; lane++) _mm512_store_si512(weights + 64 * lane, pairs[lane]);
+    return total;
 }
 
-void mix(const Work& work, const uint8_t* block_values, int lane_tile, __m512 shrink, int dim) {
-    float* mixed = work.mixed + size_t(lane_tile) * 16 * dim;
-    if (_mm512_cmp_ps_mask(shrink, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) {
-        alignas(64) float factors[16];
-        _mm512_store_ps(factors, shrink);
-        for (int d = 0; d < dim; d += LANES)
-            for (int lane = 0; lane < 16; lane++) {
-                float* at = mixed + 16 * d + 16 * lane;
-                store(at, load(at) * factors[lane]);
-            }
-    }
-    _tile_loadd(4, work.weights, 64);
+// Mix `count` blocks of values for 16 lanes.
+void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed) {
+    const size_t block = size_t(dim) * 64;
+    const int stride = 4 * dim;
     int d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) {
-        float* to = mixed + 16 * d;
-        const uint8_t* values = block_values + size_t(d / LANES) * TILE;
-        _tile_loadd(0, to, 64);
-        _tile_loadd(1, to + 256, 64);
-        _tile_loadd(2, to + 512, 64);
-        _tile_loadd(3, to + 768, 64);
-        _tile_loadd(6, values, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, values + TILE, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, values + 2 * TILE, 64);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(7, values + 3 * TILE, 64);
-        _tile_dpbf16ps(3, 4, 7);
-        _tile_stored(0, to, 64);
-        _tile_stored(1, to + 256, 64);
-        _tile_stored(2, to + 512, 64);
-        _tile_stored(3, to + 768, 64);
+    for (; d + 64 <= dim; d += 64) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int b = 0; b < count; b++) {
+            const uint8_t* v = values + b * block + size_t(d / LANES) * TILE;
+            _tile_loadd(4, weights + b * TILE, 64);
+            _tile_loadd(6, v, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, v + TILE, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(6, v + 2 * TILE, 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, v + 3 * TILE, 64);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        _tile_stored(0, mixed + d, stride);
+        _tile_stored(1, mixed + d + 16, stride);
+        _tile_stored(2, mixed + d + 32, stride);
+        _tile_stored(3, mixed + d + 48, stride);
     }
     for (; d < dim; d += LANES) {
-        _tile_loadd(0, mixed + 16 * d, 64);
-        _tile_loadd(6, block_values + size_t(d / LANES) * TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_stored(0, mixed + 16 * d, 64);
-    }
-}
-
-void put_lane(const Attention& a, const Work& work, int lane, int64_t at) {
-    const int dim = a.shape->head_dim;
-    const float* mixed = work.mixed + size_t(lane / 16) * 16 * dim + 16 * (lane % 16);
-    const float total = work.total[lane];
-    for (int d = 0; d < dim; d += LANES) {
-        const f32x16 v = load(mixed + 16 * d) / total;
-        if (a.store == TO_BF16)
-            store(static_cast<uint16_t*>(a.out) + at + d, v);
-        else
-            store(static_cast<float*>(a.out) + at + d, v);
-    }
-}
-
-void attend_tile(const Attention& a, const Tile& tile, int kv_head, const Work& work) {
-    const AttentionShape& shape = *a.shape;
-    const AttentionPlan& plan = *a.plan;
-    const int dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
-    const int num_rows = static_cast<int>(tile.num_rows), lanes = num_rows * group;
-    const int lane_tiles = ceil_div(lanes, 16);
-    const int64_t* rows = plan.rows + tile.first_row;
-    const int64_t* positions = plan.positions + tile.first_row;
-    const int64_t* slots = plan.slots + tile.first_slot;
-    const size_t query_bytes = size_t(dim / 32) * 2 * TILE;
-    memset(work.queries, 0, lane_tiles * query_bytes);
-    memset(work.mixed, 0, sizeof(float) * lane_tiles * 16 * dim);
-    for (int lane = 0; lane < 16 * lane_tiles; lane++) {
-        work.max[lane] = -INFINITY;
-        work.total[lane] = 0.0f;
-        work.first[lane] = 0;
-        work.last[lane] = -1;
-        if (lane >= lanes) continue;
-        const int row = lane / group;
-        const int64_t position = positions[row];
-        const bool is_cut = plan.window && position >= plan.window;
-        work.first[lane] = is_cut ? int32_t(position - plan.window + 1) : 0;
-        work.last[lane] = static_cast<int32_t>(position);
-        pack_query(a.queries + rows[row] * a.q_stride + (int64_t(kv_head) * group + lane % group) * dim,
-                   shape.scale * 1.44269504f, dim, lane % 16, work.queries + lane / 16 * query_bytes);
-    }
-    const int newest = static_cast<int>(positions[num_rows - 1]);
-    const auto length = [&](int start) {
-        const int left = newest + 1 - start;
-        return left < KEY_BLOCK ? left : KEY_BLOCK;
-    };
-    // Scores of a step (a block and a lane tile) are computed before the weights of the one before it:
-    // tiles and vectors then work at the same time.
-    const int first_block = work.first[0] / KEY_BLOCK, end_block = newest / KEY_BLOCK + 1;
-    const auto prepare = [&](int step) {
-        const int block = first_block + step / lane_tiles, t = step % lane_tiles;
-        const int start = block * KEY_BLOCK, buffer = block & 1;
-        if (t == 0) {
-            if (lane_tiles == 1 && block + 1 < end_block)  // many rows find the block in a cache
-                prefetch_block(a, slots + start + KEY_BLOCK, kv_head, length(start + KEY_BLOCK));
-            fetch_block(a, slots + start, kv_head, length(start), work, buffer);
+        _tile_zero(0);
+        for (int b = 0; b < count; b++) {
+            _tile_loadd(4, weights + b * TILE, 64);
+            _tile_loadd(6, values + b * block + size_t(d / LANES) * TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
         }
-        score(work.keys[buffer], work.queries + t * query_bytes, dim, work.scores[step & 1]);
-    };
-    const int num_steps = (end_block - first_block) * lane_tiles;
-    prepare(0);
-    for (int step = 0; step < num_steps; step++) {
-        if (step + 1 < num_steps) prepare(step + 1);
-        const int block = first_block + step / lane_tiles, t = step % lane_tiles;
-        const int start = block * KEY_BLOCK;
-        const int last_lane = 16 * t + 15 < lanes ? 16 * t + 15 : lanes - 1;
-        if (work.last[last_lane] < start) continue;
-        const bool is_masked =
-            work.last[16 * t] < start + KEY_BLOCK - 1 || work.first[last_lane] > start;
-        const __m512 shrink = weigh(work, work.scores[step & 1], t, start, is_masked);
-        mix(work, work.values[block & 1], t, shrink, dim);
+        _tile_stored(0, mixed + d, stride);
     }
-    for (int lane = 0; lane < lanes; lane++)
-        put_lane(a, work, lane,
-                 (rows[lane / group] * shape.num_heads + int64_t(kv_head) * group + lane % group) * dim);
+}
+
+// Blocks [begin, end) of a section.
+struct Blocks {
+    int begin, end;
+};
+
+// What lane tile t sees of blocks.
+Blocks seen(const Job& job, int t, Blocks blocks) {
+    const int first = job.first[16 * t] / KEY_BLOCK, last = job.last[job.last_lane(t)] / KEY_BLOCK;
+    return {first > blocks.begin ? first : blocks.begin, last + 1 < blocks.end ? last + 1 : blocks.end};
+}
+
+// A lane tile's mix of a section, to `to`. `scores`: of the whole section.
+void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to) {
+    const __m512i limits[2] = {_mm512_load_si512(job.first + 16 * t), _mm512_load_si512(job.last + 16 * t)};
+    const __m512 hidden = _mm512_set1_ps(-INFINITY);
+    __m512 max = hidden, total = _mm512_setzero_ps();
+    for (int b = blocks.begin; b < blocks.end; b++) {
+        const int start = b * KEY_BLOCK;
+        const bool is_masked =
+            job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
+        max = _mm512_max_ps(max, greatest(scores + b % SECTION_BLOCKS * BLOCK_SCORES,
+                                          is_masked ? limits : nullptr, start));
+    }
+    // A lane that sees nothing has weights of 2^-inf.
+    const __mmask16 is_blind = _mm512_cmp_ps_mask(max, hidden, _CMP_EQ_OQ);
+    const __m512 base = _mm512_mask_blend_ps(is_blind, max, _mm512_setzero_ps());
+    const int first = blocks.begin % SECTION_BLOCKS, count = blocks.end - blocks.begin;
+    for (int i = 0; i < count; i++)
+        total = weigh(scores + (first + i) * BLOCK_SCORES, base, total, job.weights + i * TILE);
+    _mm512_store_ps(to.max, max);
+    _mm512_store_ps(to.total, total);
+    if (count > 0)
+        mix(job.weights, job.values + size_t(first) * job.dim * 64, count, job.dim, to.values);
+}
+
+// Add a section's mix to what came before it.
+void add(const Mix& to, const Mix& part, int lanes, int dim) {
+    const __m512 before = _mm512_load_ps(to.max), added = _mm512_load_ps(part.max);
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(added, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+    const __m512 now = _mm512_max_ps(before, added);
+    alignas(64) float shrink[16], grow[16];
+    const __m512 s = power_of_two(_mm512_sub_ps(before, now));
+    const __m512 g = power_of_two(_mm512_sub_ps(added, now));
+    _mm512_store_ps(shrink, s);
+    _mm512_store_ps(grow, g);
+    const __m512 total = _mm512_fmadd_ps(_mm512_load_ps(part.total), g,
+                                         _mm512_mul_ps(_mm512_load_ps(to.total), s));
+    _mm512_mask_store_ps(to.total, is_seen, total);
+    _mm512_mask_store_ps(to.max, is_seen, now);
+    for (int lane = 0; lane < lanes; lane++) {
+        if (!(is_seen >> lane & 1)) continue;
+        float* at = to.values + lane * dim;
+        for (int d = 0; d < dim; d += LANES)
+            store(at + d, fma(load(part.values + lane * dim + d), splat(grow[lane]),
+                              load(at + d) * shrink[lane]));
+    }
+}
+
+void put_lane(const Job& job, const Mix& mixed, int lane, int64_t at) {
+    const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    const float* values = mixed.values + lane * job.dim;
+    const float inverse = 1.0f / mixed.total[lane];
+    for (int d = 0; d < job.dim; d += 32) {
+        const __m512 x = _mm512_loadu_ps(values + d), y = _mm512_loadu_ps(values + d + 16);
+        const f32x16 v[2] = {f32x16(_mm512_permutex2var_ps(x, lower, y)) * inverse,
+                             f32x16(_mm512_permutex2var_ps(x, upper, y)) * inverse};
+        for (int i = 0; i < 2; i++)
+            if (job.a.store == TO_BF16)
+                store(static_cast<uint16_t*>(job.a.out) + at + d + 16 * i, v[i]);
+            else
+                store(static_cast<float*>(job.a.out) + at + d + 16 * i, v[i]);
+    }
+}
+
+// Bring a job to a unit: what its lanes see, their queries.
+void begin(Job& job, const Unit& unit) {
+    const AttentionPlan& plan = *job.a.plan;
+    const Tile& tile = plan.tiles[unit.tile];
+    const int num_rows = static_cast<int>(tile.num_rows);
+    job.rows = plan.rows + tile.first_row;
+    job.positions = plan.positions + tile.first_row;
+    job.slots = plan.slots + tile.first_slot;
+    job.lanes = num_rows * job.group;
+    job.lane_tiles = ceil_div(job.lanes, 16);
+    job.newest = static_cast<int>(job.positions[num_rows - 1]);
+    for (int lane = 0; lane < 16 * job.lane_tiles; lane++) {
+        const int64_t position = lane < job.lanes ? job.positions[lane / job.group] : -1;
+        const bool is_cut = plan.window && position >= plan.window;
+        job.first[lane] = is_cut ? int32_t(position - plan.window + 1) : 0;
+        job.last[lane] = static_cast<int32_t>(position);
+    }
+    for (int h = 0; h < unit.num_heads; h++)
+        pack_queries(job, unit.first_head + h, job.queries_at(h, 0));
+}
+
+// What a unit sees of a section.
+Blocks blocks_of(const Job& job, int section) {
+    const int first = job.first[0] / KEY_BLOCK, end = job.newest / KEY_BLOCK + 1;
+    const int begin = section * SECTION_BLOCKS;
+    return {first > begin ? first : begin, end < begin + SECTION_BLOCKS ? end : begin + SECTION_BLOCKS};
+}
+
+// Few rows wait for memory and read all keys of a section in order; many find them in a cache.
+bool is_streamed(const Job& job, const Unit& unit) { return unit.num_heads * job.lane_tiles <= MAX_STREAMED; }
+
+// Scores of all heads and lane tiles.
+void score_all(const Job& job, const Unit& unit, Blocks blocks) {
+    for (int b = blocks.begin; b < blocks.end; b++) {
+        const int start = b * KEY_BLOCK;
+        job.prefetch(job.a.keys, start, KEY_BLOCK, 2 * KEY_BLOCK, unit.first_head, unit.num_heads);
+        job.prefetch(job.a.values, start, 0, KEY_BLOCK, unit.first_head, unit.num_heads);
+        for (int h = 0; h < unit.num_heads; h++) {
+            const Keys lower = keys_of(job, start, unit.first_head + h, job.keys);
+            const Keys upper = keys_of(job, start + 16, unit.first_head + h, job.keys + size_t(32) * job.dim);
+            for (int t = 0; t < job.lane_tiles; t++)
+                if (job.sees(t, start, start + KEY_BLOCK))
+                    score(lower, upper, job.queries_at(h, t), job.dim,
+                          job.scores_at(h, t) + b % SECTION_BLOCKS * BLOCK_SCORES);
+        }
+    }
+}
+
+// Mixes of a unit's section, each to where `to(head, lane tile)` says, then `done(head, lane tile)`.
+template <typename To, typename Done>
+void attend_section(const Job& job, const Unit& unit, int section, const To& to, const Done& done) {
+    const Blocks blocks = blocks_of(job, section);
+    const bool is_scored = is_streamed(job, unit);
+    if (is_scored) score_all(job, unit, blocks);
+    Keys keys[2 * SECTION_BLOCKS];
+    for (int h = 0; h < unit.num_heads; h++) {
+        for (int b = blocks.begin; b < blocks.end; b++) {
+            const int at = b % SECTION_BLOCKS, start = b * KEY_BLOCK;
+            fetch_values(job, start, unit.first_head + h, job.values + size_t(at) * job.dim * 64);
+            if (is_scored) continue;
+            uint8_t* copy = job.keys + size_t(at) * job.dim * 64;
+            keys[2 * at] = keys_of(job, start, unit.first_head + h, copy);
+            keys[2 * at + 1] = keys_of(job, start + 16, unit.first_head + h, copy + size_t(32) * job.dim);
+        }
+        for (int t = 0; t < job.lane_tiles; t++) {
+            float* scores = is_scored ? job.scores_at(h, t) : job.scores;
+            const Blocks mine = seen(job, t, blocks);
+            for (int b = mine.begin; b < mine.end && !is_scored; b++) {
+                const int at = b % SECTION_BLOCKS;
+                score(keys[2 * at], keys[2 * at + 1], job.queries_at(h, t), job.dim,
+                      scores + at * BLOCK_SCORES);
+            }
+            mix_section(job, mine, t, scores, to(h, t));
+            done(h, t);
+        }
+    }
+}
+
+int lanes_of(const Job& job, int t) { return job.last_lane(t) - 16 * t + 1; }
+
+void put(const Job& job, const Unit& unit, int h, int t, const Mix& mixed) {
+    int row = 16 * t / job.group, head = 16 * t % job.group;
+    for (int i = 0; i < lanes_of(job, t); i++) {
+        const int at = (unit.first_head + h) * job.group + head;
+        put_lane(job, mixed, i, (job.rows[row] * job.a.shape->num_heads + at) * job.dim);
+        if (++head == job.group) head = 0, row++;
+    }
+}
+
+void clear(const Mix& mixed, int dim) {
+    memset(mixed.values, 0, sizeof(float) * 16 * dim);
+    _mm512_store_ps(mixed.max, _mm512_set1_ps(-INFINITY));
+    _mm512_store_ps(mixed.total, _mm512_setzero_ps());
+}
+
+// All sections of a tile, by one thread.
+void attend_whole(const Job& job, const Unit& unit) {
+    const Mix part = mix_at(job.part, job.dim);
+    const auto mixed = [&](int h, int t) {
+        return mix_at(job.mixed + (h * job.lane_tiles + t) * job.mix_size(), job.dim);
+    };
+    const int num_mixes = unit.num_heads * job.lane_tiles;
+    for (int i = 0; i < num_mixes; i++) clear(mixed(0, i), job.dim);
+    for (int s = 0; s < unit.num_sections; s++)
+        attend_section(
+            job, unit, unit.first_section + s, [&](int, int) { return part; },
+            [&](int h, int t) { add(mixed(h, t), part, lanes_of(job, t), job.dim); });
+    for (int i = 0; i < num_mixes; i++)
+        put(job, unit, i / job.lane_tiles, i % job.lane_tiles, mixed(0, i));
+}
+
+// One section of a tile; who is the last of a group adds them up.
+void attend_part(const Job& job, const Unit& unit, float* partials, std::atomic<int>* finished) {
+    const int num_mixes = unit.num_heads * job.lane_tiles;
+    const auto part = [&](int p, int h, int t) {
+        return mix_at(partials + (p * num_mixes + h * job.lane_tiles + t) * job.mix_size(), job.dim);
+    };
+    attend_section(
+        job, unit, unit.first_section, [&](int h, int t) { return part(unit.part, h, t); },
+        [](int, int) {});
+    if (finished->fetch_add(1) + 1 < unit.num_parts) return;
+    const Mix mixed = mix_at(job.mixed, job.dim);
+    for (int h = 0; h < unit.num_heads; h++)
+        for (int t = 0; t < job.lane_tiles; t++) {
+            clear(mixed, job.dim);
+            for (int p = 0; p < unit.num_parts; p++)
+                add(mixed, part(p, h, t), lanes_of(job, t), job.dim);
+            put(job, unit, h, t, mixed);
+        }
 }
 
 }  // namespace
 
-void attend_amx(const Attention& a, std::atomic<int>* next) {
+void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters) {
     const AttentionShape& shape = *a.shape;
-    const int dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
-    const size_t lane_tiles = ceil_div(MAX_TILE_ROWS * group, 16);
-    const size_t block_bytes = size_t(64) * dim, lane_bytes = lane_tiles * 64;
-    const size_t sizes[] = {block_bytes, block_bytes, block_bytes, block_bytes,
-                            lane_tiles * (dim / 32) * 2 * TILE, lane_tiles * 64 * dim, lane_bytes,
-                            lane_bytes, 2 * TILE, 2 * TILE, TILE, lane_bytes, lane_bytes};
+    const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
+    size_t heads = 1, tiles = ceil_div(MAX_TILE_ROWS * int(group), 16);
+    for (int i = 0; i < units.num_units; i++)
+        heads = size_t(units.units[i].num_heads) > heads ? units.units[i].num_heads : heads;
+    const size_t sizes[] = {SECTION_BLOCKS * 64 * dim,
+                            SECTION_BLOCKS * 64 * dim,
+                            heads * tiles * (dim / 32) * 2 * TILE,
+                            heads * tiles * SECTION_BLOCKS * BLOCK_SCORES * 4,
+                            SECTION_BLOCKS * TILE,
+                            heads * tiles * 64 * (dim + 2),
+                            64 * (dim + 2),
+                            tiles * 64,
+                            tiles * 64};
     constexpr int NUM_PARTS = sizeof(sizes) / sizeof(sizes[0]);
     size_t bytes = 0;
     for (size_t size : sizes) bytes += size;
     uint8_t* memory = static_cast<uint8_t*>(scratch(4, bytes));
-    uint8_t* parts[NUM_PARTS];
-    for (int i = 0; i < NUM_PARTS; memory += sizes[i++]) parts[i] = memory;
-    const auto floats = [&](int i) { return reinterpret_cast<float*>(parts[i]); };
-    const auto numbers = [&](int i) { return reinterpret_cast<int32_t*>(parts[i]); };
-    const Work work{{parts[0], parts[1]},
-                    {parts[2], parts[3]},
-                    parts[4],
-                    floats(5),
-                    floats(6),
-                    floats(7),
-                    {floats(8), floats(9)},
-                    parts[10],
-                    numbers(11),
-                    numbers(12)};
+    uint8_t* at[NUM_PARTS];
+    for (int i = 0; i < NUM_PARTS; memory += sizes[i++]) at[i] = memory;
+    const auto floats = [&](int i) { return reinterpret_cast<float*>(at[i]); };
+    const auto numbers = [&](int i) { return reinterpret_cast<int32_t*>(at[i]); };
+    Job job{a,     nullptr,   nullptr, nullptr,   int(dim),  int(group), 0,          0,         0,
+            at[0], at[1],     at[2],   floats(3), at[4],     floats(5),  floats(6), numbers(7), numbers(8)};
     configure_tiles(16);
-    const int num_units = a.plan->num_tiles * shape.kv_heads;
-    for (int unit; (unit = next->fetch_add(1)) < num_units;)
-        attend_tile(a, a.plan->tiles[unit / shape.kv_heads], unit % shape.kv_heads, work);
+    for (int i; (i = counters[0].fetch_add(1)) < units.num_units;) {
+        const Unit& unit = units.units[i];
+        begin(job, unit);
+        if (unit.group < 0)
+            attend_whole(job, unit);
+        else
+            attend_part(job, unit, units.partials + unit.partial, counters + 1 + unit.group);
+    }
     _tile_release();
 }
 

@@ -38,7 +38,7 @@ private:
     size_t size_ = 0;
 };
 
-thread_local Buffer buffers[12];
+thread_local Buffer buffers[12 + 2 * MAX_PLANS];
 
 }  // namespace
 
@@ -136,10 +136,13 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
 }
 
 SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
-    std::atomic<int> next{0};
     const Attend attend = attend_for(isa, *attention->shape);
+    const Units units = cut_units(*attention->shape, *attention->plan, num_threads, 12);
+    const size_t bytes = sizeof(std::atomic<int>) * (1 + units.num_groups);
+    std::atomic<int>* counters = static_cast<std::atomic<int>*>(scratch(11, bytes));
+    memset(static_cast<void*>(counters), 0, bytes);
 #pragma omp parallel num_threads(num_threads)
-    attend(*attention, &next);
+    attend(*attention, units, counters);
 }
 
 // The instruction set of the attention kernel that `sl_attend` and `sl_pass` run for this shape.

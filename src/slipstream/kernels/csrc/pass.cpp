@@ -29,6 +29,9 @@ struct Member {
     int thread, num_threads;
     void* shared;
     Attend attend;
+    const Units* units;           // of each plan
+    std::atomic<int>* counters;  // of each layer
+    int num_counters;
 
     void multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows,
                   int store) const {
@@ -49,8 +52,9 @@ struct Buffers {
     uint16_t *normed, *mixed, *gated;
 };
 
-void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, const Buffers& buffers,
-               const Member& member, Stopwatch& watch) {
+void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member& member,
+               Stopwatch& watch) {
+    const Layer& layer = pass.layers[index];
     const AttentionShape& shape = pass.shape;
     const int hidden = pass.hidden_size, q_size = shape.num_heads * shape.head_dim;
     const int num_rows = pass.num_rows;
@@ -69,7 +73,7 @@ void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, con
     const Attention attention{&shape,       &pass.plans[layer.plan], buffers.qkv,
                               layer.keys,   layer.values,            buffers.mixed,
                               layer.qkv.num_out, TO_BF16};
-    member.attend(attention, next);
+    member.attend(attention, member.units[layer.plan], member.counters + index * member.num_counters);
     team_barrier();
     watch.mark(ATTENTION);
     const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm,
@@ -99,6 +103,28 @@ void run_layer(const Pass& pass, const Layer& layer, std::atomic<int>* next, con
     }
 }
 
+// The work of attention in each plan, and counters of each layer.
+struct AttentionCut {
+    Units units[MAX_PLANS];
+    std::atomic<int>* counters;
+    int num_counters;
+};
+
+AttentionCut cut_attention(const Pass& pass, int num_threads) {
+    AttentionCut cut{};
+    for (int i = 0; i < pass.num_layers; i++) {
+        const int plan = pass.layers[i].plan;
+        if (cut.units[plan].units) continue;
+        cut.units[plan] = cut_units(pass.shape, pass.plans[plan], num_threads, 12 + 2 * plan);
+        const int needed = ceil_div(1 + cut.units[plan].num_groups, 16) * 16;
+        cut.num_counters = needed > cut.num_counters ? needed : cut.num_counters;
+    }
+    const size_t bytes = sizeof(std::atomic<int>) * cut.num_counters * pass.num_layers;
+    cut.counters = static_cast<std::atomic<int>*>(scratch(11, bytes));
+    memset(static_cast<void*>(cut.counters), 0, bytes);
+    return cut;
+}
+
 size_t widest_input(const Pass& pass) {
     const int q_size = pass.shape.num_heads * pass.shape.head_dim;
     int width = pass.hidden_size > pass.intermediate_size ? pass.hidden_size : pass.intermediate_size;
@@ -123,16 +149,15 @@ void run_pass(int isa, int num_threads, const Pass& pass) {
     buffers.gated = static_cast<uint16_t*>(scratch(10, rows * pass.intermediate_size * 2));
     void* shared = scratch(3, widest_input(pass));
     memset(buffers.mixed, 0, rows * q_size * 2);  // rows in no branch
-    std::atomic<int>* next = static_cast<std::atomic<int>*>(scratch(11, 64 * pass.num_layers));
-    memset(static_cast<void*>(next), 0, 64 * pass.num_layers);
+    const AttentionCut cut = cut_attention(pass, num_threads);
     TeamBarrier barrier;
 #pragma omp parallel num_threads(num_threads)
     {
         team = &barrier;
-        const Member member{kernels, team_thread(), team_size(), shared, attend};
+        const Member member{kernels,   team_thread(), team_size(), shared, attend,
+                            cut.units, cut.counters,  cut.num_counters};
         Stopwatch watch(pass.stage_ns, member.thread);
-        for (int i = 0; i < pass.num_layers; i++)
-            run_layer(pass, pass.layers[i], next + 16 * i, buffers, member, watch);
+        for (int i = 0; i < pass.num_layers; i++) run_layer(pass, i, buffers, member, watch);
     }
 }
 
@@ -145,7 +170,7 @@ void run_head(int isa, int num_threads, const Head& head) {
 #pragma omp parallel num_threads(num_threads)
     {
         team = &barrier;
-        const Member member{kernels, team_thread(), team_size(), shared, nullptr};
+        const Member member{kernels, team_thread(), team_size(), shared, nullptr, nullptr, nullptr, 0};
         Stopwatch watch(head.stage_ns, member.thread);
         const Share share = share_of(head.num_rows, member.thread, member.num_threads);
         for (int i = share.begin; i < share.end; i++)
