@@ -16,7 +16,7 @@ namespace {
 constexpr int LANES = 16;
 constexpr int TILE = 1024;
 constexpr int BLOCK_SCORES = KEY_BLOCK * LANES;
-constexpr int MAX_STREAMED = 6;
+constexpr int MAX_STREAMED = 9;
 
 // Below it, powers of 2 are 0: an underflow would cost hundreds of cycles.
 constexpr float LOWEST = -120.0f;
@@ -86,13 +86,13 @@ struct Job {
     bool sees(int t, int begin, int end) const {
         return first[16 * t] < end && last[last_lane(t)] >= begin;
     }
-    // Rows [from, to) of what lies at positions from `start` on, for `heads` key heads.
-    void prefetch(const void* stored, int start, int from, int to, int head, int heads) const {
-        const uint16_t* base = static_cast<const uint16_t*>(stored) + int64_t(head) * dim;
-        if (to > newest + 1 - start) to = newest + 1 - start;
-        for (int j = from; j < to; j++)
-            for (int d = 0; d < heads * dim; d += 32)
-                _mm_prefetch((const char*)(base + slots[start + j] * stride() + d), _MM_HINT_T0);
+    // What lies at positions [begin, end), for some key heads.
+    void prefetch(const void* stored, int begin, int end, const Unit& unit) const {
+        const uint16_t* base = static_cast<const uint16_t*>(stored) + int64_t(unit.first_head) * dim;
+        if (end > newest + 1) end = newest + 1;
+        for (int j = begin; j < end; j++)
+            for (int d = 0; d < unit.num_heads * dim; d += 32)
+                _mm_prefetch((const char*)(base + slots[j] * stride() + d), _MM_HINT_T0);
     }
 };
 
@@ -341,6 +341,16 @@ void put_lane(const Job& job, const Mix& mixed, int lane, int64_t at) {
     }
 }
 
+// What a unit sees of a section.
+Blocks blocks_of(const Job& job, int section) {
+    const int first = job.first[0] / KEY_BLOCK, end = job.newest / KEY_BLOCK + 1;
+    const int begin = section * SECTION_BLOCKS;
+    return {first > begin ? first : begin, end < begin + SECTION_BLOCKS ? end : begin + SECTION_BLOCKS};
+}
+
+// Few rows wait for memory and read all keys of a section in order; many find them in a cache.
+bool is_streamed(const Job& job, const Unit& unit) { return unit.num_heads * job.lane_tiles <= MAX_STREAMED; }
+
 // Bring a job to a unit: what its lanes see, their queries.
 void begin(Job& job, const Unit& unit) {
     const AttentionPlan& plan = *job.a.plan;
@@ -358,26 +368,18 @@ void begin(Job& job, const Unit& unit) {
         job.first[lane] = is_cut ? int32_t(position - plan.window + 1) : 0;
         job.last[lane] = static_cast<int32_t>(position);
     }
+    const int start = blocks_of(job, unit.first_section).begin * KEY_BLOCK;
+    if (is_streamed(job, unit)) job.prefetch(job.a.keys, start, start + KEY_BLOCK, unit);
     for (int h = 0; h < unit.num_heads; h++)
         pack_queries(job, unit.first_head + h, job.queries_at(h, 0));
 }
-
-// What a unit sees of a section.
-Blocks blocks_of(const Job& job, int section) {
-    const int first = job.first[0] / KEY_BLOCK, end = job.newest / KEY_BLOCK + 1;
-    const int begin = section * SECTION_BLOCKS;
-    return {first > begin ? first : begin, end < begin + SECTION_BLOCKS ? end : begin + SECTION_BLOCKS};
-}
-
-// Few rows wait for memory and read all keys of a section in order; many find them in a cache.
-bool is_streamed(const Job& job, const Unit& unit) { return unit.num_heads * job.lane_tiles <= MAX_STREAMED; }
 
 // Scores of all heads and lane tiles.
 void score_all(const Job& job, const Unit& unit, Blocks blocks) {
     for (int b = blocks.begin; b < blocks.end; b++) {
         const int start = b * KEY_BLOCK;
-        job.prefetch(job.a.keys, start, KEY_BLOCK, 2 * KEY_BLOCK, unit.first_head, unit.num_heads);
-        job.prefetch(job.a.values, start, 0, KEY_BLOCK, unit.first_head, unit.num_heads);
+        if (b + 1 < blocks.end) job.prefetch(job.a.keys, start + KEY_BLOCK, start + 2 * KEY_BLOCK, unit);
+        job.prefetch(job.a.values, start, start + KEY_BLOCK, unit);
         for (int h = 0; h < unit.num_heads; h++) {
             const Keys lower = keys_of(job, start, unit.first_head + h, job.keys);
             const Keys upper = keys_of(job, start + 16, unit.first_head + h, job.keys + size_t(32) * job.dim);
@@ -394,7 +396,11 @@ template <typename To, typename Done>
 void attend_section(const Job& job, const Unit& unit, int section, const To& to, const Done& done) {
     const Blocks blocks = blocks_of(job, section);
     const bool is_scored = is_streamed(job, unit);
-    if (is_scored) score_all(job, unit, blocks);
+    if (is_scored) {
+        score_all(job, unit, blocks);
+        if (unit.group < 0)
+            job.prefetch(job.a.keys, blocks.end * KEY_BLOCK, (blocks.end + 1) * KEY_BLOCK, unit);
+    }
     Keys keys[2 * SECTION_BLOCKS];
     for (int h = 0; h < unit.num_heads; h++) {
         for (int b = blocks.begin; b < blocks.end; b++) {
