@@ -29,11 +29,21 @@ class WeightMemory:
         return self._region[start : self._used]
 
 
-def _new_region(num_bytes: int) -> Tensor:
-    size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
-    pages = mmap.mmap(-1, size + _HUGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+def zeros_on_huge_pages(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8, zero, on huge pages where the system has them.
+
+    Pages that are never touched take no memory.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+    # Shared memory, mmap's default, would stay on small pages.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=flags)
+    pages.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(pages, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE
-    return whole[start : start + size]
+    return whole[start : start + num_bytes]
+
+
+def _new_region(num_bytes: int) -> Tensor:
+    return zeros_on_huge_pages(-(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)

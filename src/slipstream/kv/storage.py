@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 64  # bytes; a cache line and the widest vector register
+from slipstream.kernels.memory import zeros_on_huge_pages
+
 
 
 class KvStorage:
@@ -84,7 +85,4 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     """Zeros of which only touched pages occupy memory; `torch.zeros` would write all of them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
+    return zeros_on_huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -92,7 +92,7 @@ struct Job {
         if (end > newest + 1) end = newest + 1;
         for (int j = begin; j < end; j++)
             for (int d = 0; d < unit.num_heads * dim; d += 32)
-                _mm_prefetch((const char*)(base + slots[j] * stride() + d), _MM_HINT_T0);
+                _mm_prefetch((const char*)(base + slots[j] * stride() + d), _MM_HINT_T1);
     }
 };
 
