@@ -16,6 +16,7 @@ from slipstream.kernels.library import KernelLibrary
 
 _FEW_ROWS = 16
 
+
 class KvTensors(Protocol):
     """Keys and values by layer, [slots, kv_heads, head_dim] each; `kv.storage.KvStorage` is one."""
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from slipstream.kernels.memory import zeros_on_huge_pages
 
 
-
 class KvStorage:
     """Keys and values of every layer by slot, stored as attention reads them.
 

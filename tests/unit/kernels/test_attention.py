@@ -43,6 +43,12 @@ def queries_for(shape: AttentionShape, count: int) -> Tensor:
     return 3 * torch.randn(count, shape.num_heads, shape.head_dim, generator=generator)
 
 
+def paged_slots(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Pages of 16 slots in any order, as the cache hands them out."""
+    pages = np.random.default_rng(3).permutation(_NUM_SLOTS // 16)
+    return (16 * pages[:, None] + np.arange(16)).reshape(-1)[:count].astype(np.int64)
+
+
 def scattered_slots(count: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.random.default_rng(seed).permutation(_NUM_SLOTS)[:count].astype(np.int64)
 
@@ -117,6 +123,25 @@ def test_results_are_close_to_the_exact_ones(
     # On AMX tiles the weights of bfloat16 values are bfloat16 too.
     is_rounded = library.isa_name == "amx" and dtype == torch.bfloat16 and head_dim % 32 == 0
     assert torch.allclose(got.double(), expected, rtol=1e-5, atol=4e-3 if is_rounded else 2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 33, 140])
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_rows_have_the_same_bits_at_any_cut_into_passes_and_threads(
+    library: KernelLibrary, window: int | None, head_dim: int
+) -> None:
+    shape = make_shape(head_dim=head_dim)
+    storage, queries = make_storage(shape, torch.bfloat16), queries_for(shape, 310)
+    backend, slots = NativeAttention(shape, library), paged_slots(390)
+    branch = Branch(np.arange(310), np.arange(80, 390), slots)
+    whole = attend(backend, queries, storage, [branch], window)
+    for num_threads in (2, 3):
+        torch.set_num_threads(num_threads)
+        for first, last in ((0, 1), (5, 13), (47, 49), (170, 187), (200, 280), (309, 310)):
+            positions = np.arange(80 + first, 80 + last)
+            part = Branch(np.arange(last - first), positions, slots[: 80 + last])
+            got = attend(backend, queries[first:last], storage, [part], window)
+            assert torch.equal(got, whole[first:last]), (num_threads, first, last)
 
 
 @pytest.mark.parametrize("window", [None, 33])

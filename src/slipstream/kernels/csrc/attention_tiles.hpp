@@ -1,0 +1,340 @@
+// The parts of attention on AMX tiles: see attention_amx.cpp.
+#pragma once
+#include <immintrin.h>
+
+#include "amx.hpp"
+#include "attention.hpp"
+#include "simd.hpp"
+
+namespace slipstream {
+namespace {
+
+constexpr int LANES = 16;
+constexpr int TILE = 1024;
+constexpr int BLOCK_SCORES = KEY_BLOCK * LANES;
+
+// Below it, powers of 2 are 0: an underflow would cost hundreds of cycles.
+constexpr float LOWEST = -120.0f;
+
+// 2^x for x <= 0, relative error below 5e-6; exactly 0 below LOWEST.
+SL_INLINE __m512 power_of_two(__m512 x) {
+    const __mmask16 is_positive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(LOWEST), _CMP_NLT_UQ);
+    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(9.6181291e-3f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(is_positive, p, n);
+}
+
+// The same, relative error below 8e-5, for weights that bf16 rounds by 2e-3.
+SL_INLINE __m512 weight_of(__m512 x) {
+    const __mmask16 is_positive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(LOWEST), _CMP_NLT_UQ);
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(7.802446e-2f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.2606725e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9583351e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.9992522e-1f));
+    return _mm512_maskz_scalef_ps(is_positive, p, x);
+}
+
+// What 16 lanes have mixed so far or in one section; as in Units::partials.
+struct Mix {
+    float* values;  // [16][dim], the dims of every 32 as unpacking leaves them (see put_lane)
+    float* max;     // [16] of the scores, for powers of 2; -inf: nothing was seen
+    float* total;   // [16] of the weights
+};
+
+SL_INLINE Mix mix_at(float* memory, int dim) {
+    return {memory, memory + 16 * dim, memory + 16 * dim + 16};
+}
+
+// One unit's rows, and the thread's working memory.
+struct Job {
+    const Attention& a;
+    const int64_t* rows;
+    const int64_t* positions;
+    const int64_t* slots;
+    int dim, group, lanes, lane_tiles, newest;
+    uint8_t* keys;     // [blocks][32 keys][dim] bf16, of blocks that cannot be read where they are
+    uint8_t* values;   // of a section: [blocks][dim / 16][16 key pairs][16 dims][2] bf16
+    uint8_t* queries;  // [heads][lane tiles][dim / 32][high, low][16 dim pairs][16 lanes][2] bf16
+    float* scores;     // [heads][lane tiles][blocks][32 keys][16 lanes], for powers of 2
+    uint8_t* weights;  // [blocks][16 lanes][32 keys] bf16
+    float* mixed;      // [heads][lane tiles] Mix
+    float* part;       // Mix of a section
+    int32_t* first;    // [lane tiles][16] first position that a lane sees
+    int32_t* last;     // [lane tiles][16] last one; -1 for lanes that only fill a tile
+
+    int64_t stride() const { return int64_t(a.shape->kv_heads) * dim; }
+    size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
+    int64_t mix_size() const { return 16 * (dim + 2); }
+    float* scores_at(int head, int t) const {
+        return scores + size_t(head * lane_tiles + t) * SECTION_BLOCKS * BLOCK_SCORES;
+    }
+    uint8_t* queries_at(int head, int t) const {
+        return queries + (head * lane_tiles + t) * query_bytes();
+    }
+    int last_lane(int t) const { return 16 * t + 15 < lanes ? 16 * t + 15 : lanes - 1; }
+    bool sees(int t, int begin, int end) const {
+        return first[16 * t] < end && last[last_lane(t)] >= begin;
+    }
+    // What lies at positions [begin, end), for some key heads.
+    void prefetch(const void* stored, int begin, int end, const Unit& unit) const {
+        const uint16_t* base = static_cast<const uint16_t*>(stored) + int64_t(unit.first_head) * dim;
+        if (end > newest + 1) end = newest + 1;
+        for (int j = begin; j < end; j++)
+            for (int d = 0; d < unit.num_heads * dim; d += 32)
+                _mm_prefetch((const char*)(base + slots[j] * stride() + d), _MM_HINT_T1);
+    }
+};
+
+SL_INLINE __m512 widen_half(__m256i h) {
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
+}
+
+// Queries of a key head, scaled, as high and low parts.
+void pack_queries(const Job& job, int kv_head, uint8_t* packed) {
+    const __m512 scale = _mm512_set1_ps(job.a.shape->scale * 1.44269504f);
+    for (int t = 0; t < job.lane_tiles; t++)
+        for (int d = 0; d < job.dim; d += 32, packed += 2 * TILE) {
+            __m512i high[16], low[16];
+            int row = 16 * t / job.group, head = 16 * t % job.group;
+            for (int i = 0; i < 16; i++) {
+                high[i] = low[i] = _mm512_setzero_si512();
+                if (16 * t + i >= job.lanes) continue;
+                const float* query = job.a.queries + job.rows[row] * job.a.q_stride +
+                                     int64_t(kv_head * job.group + head) * job.dim + d;
+                if (++head == job.group) head = 0, row++;
+                const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(query), scale);
+                const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(query + 16), scale);
+                high[i] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+                low[i] = (__m512i)_mm512_cvtne2ps_pbh(
+                    _mm512_sub_ps(y, widen_half(_mm512_extracti64x4_epi64(high[i], 1))),
+                    _mm512_sub_ps(x, widen_half(_mm512_castsi512_si256(high[i]))));
+            }
+            transpose(high);
+            transpose(low);
+            for (int i = 0; i < 16; i++) {
+                _mm512_store_si512(packed + 64 * i, high[i]);
+                _mm512_store_si512(packed + TILE + 64 * i, low[i]);
+            }
+        }
+}
+
+// Where 16 keys lie, `stride` bytes apart.
+struct Keys {
+    const uint8_t* at;
+    size_t stride;
+};
+
+// Keys of positions [start, start + 16) of a head; copied where slots do not follow each other.
+Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
+    const uint16_t* stored = static_cast<const uint16_t*>(job.a.keys) + int64_t(head) * job.dim;
+    const int64_t* slots = job.slots + start;
+    const int count = job.newest + 1 - start < 16 ? job.newest + 1 - start : 16;
+    bool is_run = count == 16;
+    for (int j = 1; is_run && j < 16; j++) is_run = slots[j] == slots[0] + j;
+    const size_t width = size_t(job.dim) * 2;
+    if (is_run)
+        return {(const uint8_t*)(stored + slots[0] * job.stride()), size_t(job.stride()) * 2};
+    for (int j = 0; j < 16; j++)
+        if (j < count)
+            memcpy(copy + j * width, stored + slots[j] * job.stride(), width);
+        else
+            memset(copy + j * width, 0, width);
+    return {copy, width};
+}
+
+// Interleave a block's values by pairs of keys. Past the newest position come zeros.
+void fetch_values(const Job& job, int start, int head, uint8_t* to) {
+    const uint16_t* stored = static_cast<const uint16_t*>(job.a.values) + int64_t(head) * job.dim;
+    const int64_t* slots = job.slots + start;
+    const int count = job.newest + 1 - start;
+    for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
+        const uint16_t* even = stored + (j < count ? slots[j] : 0) * job.stride();
+        const uint16_t* odd = stored + (j + 1 < count ? slots[j + 1] : 0) * job.stride();
+        for (int d = 0; d < job.dim; d += 32) {
+            const __m512i zero = _mm512_setzero_si512();
+            const __m512i x = j < count ? _mm512_loadu_si512(even + d) : zero;
+            const __m512i y = j + 1 < count ? _mm512_loadu_si512(odd + d) : zero;
+            uint8_t* tiles = to + size_t(d / LANES) * TILE;
+            _mm512_store_si512(tiles, _mm512_unpacklo_epi16(x, y));
+            _mm512_store_si512(tiles + TILE, _mm512_unpackhi_epi16(x, y));
+        }
+    }
+}
+
+// scores[32 keys][16 lanes] of a block and a lane tile.
+void score(Keys first, Keys second, const uint8_t* queries, int dim, float* scores) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int d = 0; d < dim; d += 32, queries += 2 * TILE) {
+        _tile_loadd(4, first.at + 2 * d, first.stride);
+        _tile_loadd(6, queries, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, second.at + 2 * d, second.stride);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(7, queries + TILE, 64);
+        _tile_dpbf16ps(0, 4, 7);
+        _tile_dpbf16ps(1, 5, 7);
+    }
+    _tile_stored(0, scores, 64);
+    _tile_stored(1, scores + BLOCK_SCORES / 2, 64);
+}
+
+// The greatest of a block's scores for each lane, after hiding positions that lanes do not see.
+SL_INLINE __m512 greatest(float* scores, const __m512i* limits, int start) {
+    const __m512 hidden = _mm512_set1_ps(-INFINITY);
+    __m512 top[4] = {hidden, hidden, hidden, hidden};
+    if (limits)
+        for (int j = 0; j < KEY_BLOCK; j++) {
+            const __m512i at = _mm512_set1_epi32(start + j);
+            const __mmask16 is_seen =
+                _mm512_cmpge_epi32_mask(at, limits[0]) & _mm512_cmple_epi32_mask(at, limits[1]);
+            _mm512_store_ps(scores + 16 * j,
+                            _mm512_mask_blend_ps(is_seen, hidden, _mm512_load_ps(scores + 16 * j)));
+        }
+#pragma GCC unroll 32
+    for (int j = 0; j < KEY_BLOCK; j++)
+        top[j & 3] = _mm512_max_ps(top[j & 3], _mm512_load_ps(scores + 16 * j));
+    return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
+}
+
+// From a block's scores to weights in bf16; adds them to `total`.
+SL_INLINE __m512 weigh(const float* scores, __m512 base, __m512 total, uint8_t* weights) {
+    const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005,
+                                            0x160006, 0x170007, 0x180008, 0x190009, 0x1a000a, 0x1b000b,
+                                            0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    __m512i pairs[16];
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; j++) {
+        const __m512 even = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j), base));
+        const __m512 odd = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j + 16), base));
+        pairs[j] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+        total = _mm512_dpbf16_ps(total, (__m512bh)pairs[j], ones);
+    }
+    transpose(pairs);  // [key pairs][lanes] to [lanes][key pairs]
+#pragma GCC unroll 16
+    for (int lane = 0; lane < 16; lane++) _mm512_store_si512(weights + 64 * lane, pairs[lane]);
+    return total;
+}
+
+// Mix `count` blocks of values for 16 lanes.
+void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed) {
+    const size_t block = size_t(dim) * 64;
+    const int stride = 4 * dim;
+    int d = 0;
+    for (; d + 64 <= dim; d += 64) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int b = 0; b < count; b++) {
+            const uint8_t* v = values + b * block + size_t(d / LANES) * TILE;
+            _tile_loadd(4, weights + b * TILE, 64);
+            _tile_loadd(6, v, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, v + TILE, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(6, v + 2 * TILE, 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, v + 3 * TILE, 64);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        _tile_stored(0, mixed + d, stride);
+        _tile_stored(1, mixed + d + 16, stride);
+        _tile_stored(2, mixed + d + 32, stride);
+        _tile_stored(3, mixed + d + 48, stride);
+    }
+    for (; d < dim; d += LANES) {
+        _tile_zero(0);
+        for (int b = 0; b < count; b++) {
+            _tile_loadd(4, weights + b * TILE, 64);
+            _tile_loadd(6, values + b * block + size_t(d / LANES) * TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        _tile_stored(0, mixed + d, stride);
+    }
+}
+
+// Blocks [begin, end) of a section.
+struct Blocks {
+    int begin, end;
+};
+
+// What lane tile t sees of blocks.
+Blocks seen(const Job& job, int t, Blocks blocks) {
+    const int first = job.first[16 * t] / KEY_BLOCK, last = job.last[job.last_lane(t)] / KEY_BLOCK;
+    return {first > blocks.begin ? first : blocks.begin, last + 1 < blocks.end ? last + 1 : blocks.end};
+}
+
+// A lane tile's mix of a section, to `to`. `scores`: of the whole section.
+void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to) {
+    const __m512i limits[2] = {_mm512_load_si512(job.first + 16 * t), _mm512_load_si512(job.last + 16 * t)};
+    const __m512 hidden = _mm512_set1_ps(-INFINITY);
+    __m512 max = hidden, total = _mm512_setzero_ps();
+    for (int b = blocks.begin; b < blocks.end; b++) {
+        const int start = b * KEY_BLOCK;
+        const bool is_masked =
+            job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
+        max = _mm512_max_ps(max, greatest(scores + b % SECTION_BLOCKS * BLOCK_SCORES,
+                                          is_masked ? limits : nullptr, start));
+    }
+    // A lane that sees nothing has weights of 2^-inf.
+    const __mmask16 is_blind = _mm512_cmp_ps_mask(max, hidden, _CMP_EQ_OQ);
+    const __m512 base = _mm512_mask_blend_ps(is_blind, max, _mm512_setzero_ps());
+    const int first = blocks.begin % SECTION_BLOCKS, count = blocks.end - blocks.begin;
+    for (int i = 0; i < count; i++)
+        total = weigh(scores + (first + i) * BLOCK_SCORES, base, total, job.weights + i * TILE);
+    _mm512_store_ps(to.max, max);
+    _mm512_store_ps(to.total, total);
+    if (count > 0)
+        mix(job.weights, job.values + size_t(first) * job.dim * 64, count, job.dim, to.values);
+}
+
+// Add a section's mix to what came before it.
+void add(const Mix& to, const Mix& part, int lanes, int dim) {
+    const __m512 before = _mm512_load_ps(to.max), added = _mm512_load_ps(part.max);
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(added, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+    const __m512 now = _mm512_max_ps(before, added);
+    alignas(64) float shrink[16], grow[16];
+    const __m512 s = power_of_two(_mm512_sub_ps(before, now));
+    const __m512 g = power_of_two(_mm512_sub_ps(added, now));
+    _mm512_store_ps(shrink, s);
+    _mm512_store_ps(grow, g);
+    const __m512 total = _mm512_fmadd_ps(_mm512_load_ps(part.total), g,
+                                         _mm512_mul_ps(_mm512_load_ps(to.total), s));
+    _mm512_mask_store_ps(to.total, is_seen, total);
+    _mm512_mask_store_ps(to.max, is_seen, now);
+    for (int lane = 0; lane < lanes; lane++) {
+        if (!(is_seen >> lane & 1)) continue;
+        float* at = to.values + lane * dim;
+        for (int d = 0; d < dim; d += LANES)
+            store(at + d, fma(load(part.values + lane * dim + d), splat(grow[lane]),
+                              load(at + d) * shrink[lane]));
+    }
+}
+
+void put_lane(const Job& job, const Mix& mixed, int lane, int64_t at) {
+    const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    const float* values = mixed.values + lane * job.dim;
+    const float inverse = 1.0f / mixed.total[lane];
+    for (int d = 0; d < job.dim; d += 32) {
+        const __m512 x = _mm512_loadu_ps(values + d), y = _mm512_loadu_ps(values + d + 16);
+        const f32x16 v[2] = {f32x16(_mm512_permutex2var_ps(x, lower, y)) * inverse,
+                             f32x16(_mm512_permutex2var_ps(x, upper, y)) * inverse};
+        for (int i = 0; i < 2; i++)
+            if (job.a.store == TO_BF16)
+                store(static_cast<uint16_t*>(job.a.out) + at + d + 16 * i, v[i]);
+            else
+                store(static_cast<float*>(job.a.out) + at + d + 16 * i, v[i]);
+    }
+}
+
+}  // namespace
+}  // namespace slipstream
