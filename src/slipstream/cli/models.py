@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.cli.draft_facts import draft_facts, draft_rows
 from slipstream.cli.options import ConfigOption, SetOption, load
 from slipstream.cli.progress import BarProgress
 from slipstream.config.model import ModelConfig
@@ -124,20 +125,30 @@ def show(
     source: SourceArgument = None,
     config: ConfigOption = None,
     settings: SetOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="Say whether a drafter fits this target."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Describe a model from its headers; nothing is fetched that is not in the cache."""
+    """Describe a model or drafter from its headers; nothing is fetched that is not in the cache."""
     model = load(config, settings, {"model.source": source}).model
-    summary = summarize(_present_path(model))
+    path = _present_path(model)
+    summary = summarize(path)
     serving = foresee_serving(summary.stored_as, summary.head_dim, model.dtype)
+    target_path = None
+    if target is not None:
+        target_path = _present_path(load(config, settings, {"model.source": target}).model)
+    draft = draft_facts(path, target_path)
     if as_json:
         facts = {**asdict(summary), "path": str(summary.path), "serving": asdict(serving)}
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps({**facts, "draft": draft}, indent=2))
         return
     table = Table(show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
-    for key, value in (*_facts(summary), *_serving_facts(serving)):
+    about = _serving_facts(serving) if draft is None else draft_rows(draft)
+    for key, value in (*_facts(summary), *about):
         table.add_row(key, value)
     Console().print(table)
 

@@ -17,6 +17,7 @@ from slipstream.cli.progress import BarProgress
 from slipstream.weights.cache import Fetched, ModelCache
 from slipstream.weights.manifest import MANIFEST_NAME, sha256_of
 from slipstream.weights.progress import SilentProgress
+from tests.support.drafts import CONFIGS, tiny_tensors_of, write_draft
 from tests.support.gguf_files import write_tiny_gguf
 from tests.support.tiny import write_tiny_checkpoint
 
@@ -313,3 +314,41 @@ def test_progress_in_a_terminal_draws_a_bar() -> None:
     progress.end()
 
     assert "2.0/2.0 MB" in console.export_text()
+
+
+def test_show_describes_a_drafter_and_what_it_was_made_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_draft(tmp_path / "d", CONFIGS["dspark"], tiny_tensors_of(CONFIGS["dspark"]))
+
+    assert run("models", "show", str(folder)) == 0
+
+    shown = capsys.readouterr().out
+    for words in ("dspark, DeepSpec layout", "64 wide, 8 layers, 320 tokens", "4 rows, 4 drafts"):
+        assert words in shown
+    assert "after layers 1, 3, 5" in shown
+
+
+def test_show_says_why_a_drafter_does_not_fit_a_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_draft(tmp_path / "d", CONFIGS["eagle3"], tiny_tensors_of(CONFIGS["eagle3"]))
+    target = write_tiny_checkpoint(tmp_path / "t", num_layers=8, vocab_size=300)
+
+    assert run("models", "show", str(folder), "--target", str(target), "--json") == 0
+
+    draft = json.loads(capsys.readouterr().out)["draft"]
+    assert (draft["family"], draft["tap_layer_ids"]) == ("eagle3", [1, 3, 4])
+    assert draft["problems"] == ["its vocabulary has 320 tokens, the target's 300"]
+
+
+def test_show_names_a_drafter_that_is_not_supported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = tiny_tensors_of(CONFIGS["dflash"])
+    tensors["prefix_gru.weight_ih_l0"] = tensors["norm.weight"].clone()
+    folder = write_draft(tmp_path / "d", CONFIGS["dflash"], tensors)
+
+    assert run("models", "show", str(folder)) == 0
+
+    assert "Domino" in capsys.readouterr().out
