@@ -62,6 +62,16 @@ def dequantize_f32(blocks: Blocks) -> Values:
     return np.ascontiguousarray(blocks).view("<f4").astype(np.float32)
 
 
+def dequantize_i32(blocks: Blocks) -> Values:
+    """Whole numbers below 2^24, as maps of tokens hold."""
+    return blocks.view("<i4").astype(np.float32)
+
+
+def dequantize_i64(blocks: Blocks) -> Values:
+    """As `dequantize_i32`."""
+    return blocks.view("<i8").astype(np.float32)
+
+
 def dequantize_f16(blocks: Blocks) -> Values:
     """2 bytes: IEEE half precision."""
     return _half(blocks)
@@ -178,6 +188,8 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = {
         BlockFormat(0, "F32", 1, 4, dequantize_f32),
         BlockFormat(1, "F16", 1, 2, dequantize_f16),
         BlockFormat(30, "BF16", 1, 2, dequantize_bf16),
+        BlockFormat(26, "I32", 1, 4, dequantize_i32),
+        BlockFormat(27, "I64", 1, 8, dequantize_i64),
         BlockFormat(8, "Q8_0", 32, 34, dequantize_q8_0),
         BlockFormat(2, "Q4_0", 32, 18, dequantize_q4_0),
         BlockFormat(3, "Q4_1", 32, 20, dequantize_q4_1),
@@ -192,7 +204,7 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = {
 _UNSUPPORTED_NAMES: Mapping[int, str] = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
     40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import WeightsError
+from slipstream.weights.gguf_drafts import draft_fields
+from slipstream.weights.gguf_metadata import MetadataReader, shortest
 from slipstream.weights.gguf_reader import GgufFile
-from slipstream.weights.names import ROPE_FACTORS
-
-_Value = TypeVar("_Value", int, float, str)
+from slipstream.weights.names import DRAFT_ARCHITECTURES, ROPE_FACTORS
 
 # general.architecture -> (model_type, architectures[0])
 _FAMILIES: Mapping[str, tuple[str, str]] = {
@@ -20,6 +20,8 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "eagle3": ("llama", "LlamaForCausalLMEagle3"),
+    "dflash": ("qwen3", "DFlashDraftModel"),
 }
 
 # What llama.cpp holds as constants of the architecture instead of writing it to the file.
@@ -35,7 +37,7 @@ def architecture_of(file: GgufFile) -> str:
     Raises:
         WeightsError: it is absent or not supported.
     """
-    architecture = _Reader(file).require("general.architecture", str)
+    architecture = MetadataReader(file).require("general.architecture", str)
     if architecture not in _FAMILIES:
         raise WeightsError(
             f"{file.path} holds a model of architecture {architecture!r}; "
@@ -52,12 +54,9 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
             cannot express (experts, layers of different sizes, unknown rotary scaling).
     """
     architecture = architecture_of(file)
-    reader = _Reader(file, architecture)
+    reader = MetadataReader(file, architecture)
     if reader.optional("expert_count", 0, int):
         raise WeightsError(f"{file.path} is a mixture of experts, which is not supported in GGUF")
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise WeightsError(f"{file.path} has no tensor 'token_embd.weight', the token embedding")
     model_type, class_name = _FAMILIES[architecture]
     hidden_size = reader.require("embedding_length", int)
     num_heads = reader.same_in_every_layer("attention.head_count")
@@ -74,20 +73,35 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": reader.same_in_every_layer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": reader.require("context_length", int),
-        "rms_norm_eps": _shortest(reader.require("attention.layer_norm_rms_epsilon", float)),
-        "rope_theta": _shortest(reader.optional("rope.freq_base", 10000.0, float)),
+        "rms_norm_eps": shortest(reader.require("attention.layer_norm_rms_epsilon", float)),
+        "rope_theta": shortest(reader.optional("rope.freq_base", 10000.0, float)),
         "rope_scaling": _rope_scaling(file, reader, head_dim),
-        "vocab_size": embedding.shape[0],
+        "vocab_size": _vocab_size(file, architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_token_ids(file.metadata),
     }
     rotary_dim = reader.optional("rope.dimension_count", head_dim, int)
     if rotary_dim != head_dim:
         config["partial_rotary_factor"] = rotary_dim / head_dim
+    if architecture in DRAFT_ARCHITECTURES:
+        return config | draft_fields(file, reader)
     return config | _family_fields(file, reader, config)
 
 
-def _family_fields(file: GgufFile, reader: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+def _vocab_size(file: GgufFile, architecture: str) -> int:
+    """Rows of the embedding; a draft net that has none knows the tokens of its tokenizer."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None:
+        return embedding.shape[0]
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if architecture in DRAFT_ARCHITECTURES and isinstance(tokens, list) and tokens:
+        return len(tokens)
+    raise WeightsError(f"{file.path} has no tensor 'token_embd.weight', the token embedding")
+
+
+def _family_fields(
+    file: GgufFile, reader: MetadataReader, config: dict[str, Any]
+) -> dict[str, Any]:
     window = reader.optional("attention.sliding_window", 0, int)
     model_type = config["model_type"]
     if model_type == "gemma3_text":
@@ -99,7 +113,7 @@ def _family_fields(file: GgufFile, reader: _Reader, config: dict[str, Any]) -> d
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,
             "query_pre_attn_scalar": scalar if is_27b else config["head_dim"],
-            "rope_local_base_freq": _shortest(local_theta),
+            "rope_local_base_freq": shortest(local_theta),
             "sliding_window": reader.require("attention.sliding_window", int),
             "sliding_window_pattern": reader.optional(
                 "attention.sliding_window_pattern", _GEMMA_PATTERN, int
@@ -130,11 +144,11 @@ def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
 
 
-def _rope_scaling(file: GgufFile, reader: _Reader, head_dim: int) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, reader: MetadataReader, head_dim: int) -> dict[str, Any] | None:
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, reader, head_dim)
     kind = reader.optional("rope.scaling.type", "none", str)
-    factor = _shortest(reader.optional("rope.scaling.factor", 1.0, float))
+    factor = shortest(reader.optional("rope.scaling.factor", 1.0, float))
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     if kind == "linear":
@@ -149,7 +163,7 @@ def _rope_scaling(file: GgufFile, reader: _Reader, head_dim: int) -> dict[str, A
     )
 
 
-def _llama3_scaling(file: GgufFile, reader: _Reader, head_dim: int) -> dict[str, Any] | None:
+def _llama3_scaling(file: GgufFile, reader: MetadataReader, head_dim: int) -> dict[str, Any] | None:
     """Recognise Llama 3's scaling in `rope_freqs.weight`, the divisors of the frequencies.
 
     The file has the divisors alone; they are accepted if the published rule reproduces them.
@@ -188,49 +202,3 @@ def llama3_factors(
     blend = np.clip(smooth, 0.0, 1.0)
     divisors: npt.NDArray[np.float64] = 1.0 / ((1.0 - blend) / factor + blend)
     return divisors
-
-
-def _shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 1e-05 instead of 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-class _Reader:
-    """Metadata keys with the architecture's prefix, checked for their type."""
-
-    def __init__(self, file: GgufFile, architecture: str | None = None) -> None:
-        self._file = file
-        self._prefix = f"{architecture}." if architecture else ""
-
-    def require(self, key: str, kind: type[_Value]) -> _Value:
-        full = self._prefix + key
-        if full not in self._file.metadata:
-            raise WeightsError(f"{self._file.path} has no metadata key {full!r}, which is required")
-        return self._checked(full, kind)
-
-    def optional(self, key: str, default: _Value, kind: type[_Value]) -> _Value:
-        full = self._prefix + key
-        return self._checked(full, kind) if full in self._file.metadata else default
-
-    def same_in_every_layer(self, key: str, default: int | None = None) -> int:
-        """A number, which some files repeat for every layer."""
-        value = self._file.metadata.get(self._prefix + key)
-        if isinstance(value, list):
-            if not value or any(item != value[0] for item in value):
-                raise WeightsError(
-                    f"{self._file.path} has layers of different sizes ({self._prefix + key}), "
-                    "which is not supported"
-                )
-            return int(value[0])
-        return self.require(key, int) if default is None else self.optional(key, default, int)
-
-    def _checked(self, full: str, kind: type[_Value]) -> _Value:
-        value = self._file.metadata[full]
-        if kind is float and type(value) is int:
-            return kind(value)
-        if type(value) is not kind or (isinstance(value, int) and value < 0):
-            raise WeightsError(
-                f"metadata key {full!r} of {self._file.path} is {value!r}; "
-                f"a value of type {kind.__name__} is expected"
-            )
-        return value

@@ -17,6 +17,8 @@ _PLAIN_DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
 
 
@@ -45,7 +47,7 @@ class GgufTensorReader:
         return {name: self._file.tensors[gguf].shape for name, (gguf, _) in self._sources.items()}
 
     def read(self, name: str) -> Tensor:
-        """The values: F16 and BF16 as stored, everything else float32."""
+        """The values: plain numbers as stored, everything else float32."""
         _, mapped = self._sources[name]
         stored = self._stored(name)
         dtype = _PLAIN_DTYPES.get(stored.block.name)

@@ -38,6 +38,34 @@ _GEMMA_LAYER: Mapping[str, str] = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+DRAFT_ARCHITECTURES = ("eagle3", "dflash")
+
+_DRAFT_TOP: Mapping[str, str] = {
+    "fc.weight": "fc.weight",
+    "enc.output_norm.weight": "hidden_norm.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+    "token_embd.weight": "embed_tokens.weight",
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+    "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
+    "markov_w1.weight": "markov_head.markov_w1.weight",
+    "markov_w2.weight": "markov_head.markov_w2.weight",
+    "conf_proj.weight": "confidence_head.proj.weight",
+    "conf_proj.bias": "confidence_head.proj.bias",
+    "d2t": "d2t",
+    "d2t.weight": "d2t",
+}
+
+_DRAFT_LAYER: Mapping[str, str] = {
+    **_LAYER,
+    "attn_norm_2": "hidden_norm",
+    "attn_conv_proj": "attention_conv.kernel_projection",
+    "ffn_conv_proj": "mlp_conv.kernel_projection",
+}
+
+_DRAFT_KERNEL: Mapping[str, str] = {"attn_conv_base": "attention_conv", "ffn_conv_base": "mlp_conv"}
+
 # Buffers that some checkpoints carry and no model reads: they follow from the configuration.
 HARMLESS_TENSORS: Mapping[str, str] = {
     r".*\.rotary_emb\.inv_freq": "rotary frequencies follow from rope_theta",
@@ -62,6 +90,8 @@ class Mapped:
 
 def map_gguf_name(name: str, architecture: str) -> Mapped:
     """Find the public name of a tensor of a GGUF file with this `general.architecture`."""
+    if architecture in DRAFT_ARCHITECTURES:
+        return _map_draft_name(name, architecture)
     if name in _TOP:
         return Mapped(_TOP[name], shift=_shift(name, architecture))
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
@@ -76,6 +106,24 @@ def map_gguf_name(name: str, architecture: str) -> Mapped:
         permuted_heads=permuted,
         shift=_shift(name, architecture),
     )
+
+
+def _map_draft_name(name: str, architecture: str) -> Mapped:
+    """As `map_gguf_name`, for draft nets; their public names have no prefix."""
+    if name in _DRAFT_TOP:
+        return Mapped(_DRAFT_TOP[name])
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)(\.weight|\.bias|)", name)
+    if match is None:
+        return Mapped(name)
+    prefix = f"layers.{match[1]}"
+    if match[2] in _DRAFT_KERNEL:
+        return Mapped(f"{prefix}.{_DRAFT_KERNEL[match[2]]}.base_kernel")
+    if match[2] not in _DRAFT_LAYER:
+        return Mapped(name)
+    permuted = None
+    if architecture == "eagle3":  # its converter is Llama's
+        permuted = {"attn_q": "query", "attn_k": "key"}.get(match[2])
+    return Mapped(f"{prefix}.{_DRAFT_LAYER[match[2]]}{match[3]}", permuted_heads=permuted)
 
 
 def harmless_reason(name: str) -> str | None:

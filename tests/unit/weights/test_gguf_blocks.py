@@ -16,7 +16,11 @@ from slipstream.weights.gguf_blocks import (
     type_name,
 )
 
-FORMATS = sorted(BLOCK_FORMATS.values(), key=lambda block: block.type_id)
+WHOLE_NUMBERS = ("I32", "I64")
+FORMATS = sorted(
+    (block for block in BLOCK_FORMATS.values() if block.name not in WHOLE_NUMBERS),
+    key=lambda block: block.type_id,
+)
 
 
 def random_blocks(block: BlockFormat, num_blocks: int, seed: int) -> npt.NDArray[np.uint8]:
@@ -69,3 +73,12 @@ def test_every_type_of_ggml_has_its_name() -> None:
 
 def test_an_unknown_type_is_named_by_its_number() -> None:
     assert type_name(999) == "type number 999"
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("I32", np.int32), ("I64", np.int64)])
+def test_whole_numbers_come_out_as_they_are(
+    name: str, dtype: type[np.int32] | type[np.int64]
+) -> None:
+    block = next(block for block in BLOCK_FORMATS.values() if block.name == name)
+    numbers = np.array([[0], [1], [-3], [128255]], dtype)
+    assert block.dequantize(numbers.view(np.uint8)).tolist() == numbers.tolist()

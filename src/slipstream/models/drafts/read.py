@@ -98,6 +98,7 @@ def _read_common(config: ConfigReader, shapes: Shapes, *, is_eagle: bool) -> Dra
         qkv_bias=has_bias,
         output_bias=has_bias,
         has_qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
+        has_tied_embeddings=False,  # a draft has its own ends or the target's
     )
     tap_layer_ids = config.integers("target_layer_ids")
     target_hidden, num_taps = _tap_sizes(config, body, shapes, tap_layer_ids, is_eagle=is_eagle)

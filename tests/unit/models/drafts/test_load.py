@@ -26,6 +26,7 @@ from tests.support.drafts import (
     tiny_tensors_of,
     write_draft,
 )
+from tests.support.gguf_drafts import write_draft_gguf
 from tests.support.tiny import write_tiny_checkpoint
 
 EAGLE_DEFAULT_TAPS = (1, 3, 4)  # inputs of layers 2, 8 // 2 and 8 - 3
@@ -107,6 +108,19 @@ def test_a_prefix_before_every_name_does_not_matter(tmp_path: Path) -> None:
         f"model.{name}": tensor for name, tensor in tiny_tensors_of(CONFIGS["dflash"]).items()
     }
     assert load(write_draft(tmp_path, CONFIGS["dflash"], tensors)).hparams.num_taps == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gguf_file_holds_the_same_net(tmp_path: Path, family: str) -> None:
+    expected = load(write(tmp_path / "folder", family))
+
+    net = load(write_draft_gguf(tmp_path / "draft.gguf", family))
+
+    assert net.hparams == expected.hparams
+    assert net.parameters.keys() == expected.parameters.keys()
+    for name, tensor in expected.parameters.items():
+        assert torch.equal(net.parameters[name], tensor), name
+    assert torch.equal(net.target_token_ids(), expected.target_token_ids())
 
 
 def test_an_ordinary_model_is_no_drafter(tmp_path: Path) -> None:
