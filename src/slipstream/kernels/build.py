@@ -113,7 +113,7 @@ def main() -> int:
     try:
         path = build(Path(__file__).parent)
     except BuildError as error:
-        hint = "install a C++17 compiler, for example g++ 11, and run this as a user who may write there"
+        hint = "install a C++17 compiler, for example g++ 11, as a user who may write there"
         sys.stderr.write(f"error: {error}\nhint: {hint}\n")
         return 1
     sys.stdout.write(f"built {path}\n")

@@ -29,9 +29,10 @@ StoredWeight = Tensor | QuantizedTensor
 class PackedMatrix:
     """y = x W^T + b for any number of rows; a row's bits do not depend on the others.
 
-    Quantised weights stand for their exact float32 values rounded to bfloat16 once. Products of
-    bfloat16 are added in float32 by pairs of 32 inputs: even inputs in order, odd inputs in order,
-    their sum to the total (`csrc/linear.hpp`); `matrix_twin` says the same in torch.
+    Products of bfloat16 are added in float32 by 32 inputs: even inputs in order, odd inputs in
+    order, their sum to the total. Of quantised weights the codes are multiplied, which are exact in
+    bfloat16, and a block's sum is scaled (`csrc/linear.hpp`). `matrix_twin` and `block_twin` say
+    the same in torch.
 
     Args:
         parts: Matrices of equal width, one below the other.
@@ -95,14 +96,13 @@ class PackedMatrix:
         return Matrices(ctypes.addressof(self.matrices), len(self.matrices), self.shape[0])
 
     def read_rows(self, rows: Tensor, stage_ns: StageTimes | None = None) -> Tensor:
-        """Weights of some outputs: [n] int64 -> [n, num_in] float32, of bfloat16 values.
+        """Weights of some outputs: [n] int64 -> [n, num_in] float32.
 
         Only for a matrix in one part. The time is added to `stage_ns` as that of the embedding.
         """
         assert len(self.matrices) == 1
         out = torch.empty(len(rows), self.shape[1])
         self._library.functions.sl_read_rows(
-            self._library.isa,
             ctypes.byref(self.matrices[0]),
             ctypes.c_void_p(rows.data_ptr()),
             len(rows),
@@ -120,6 +120,32 @@ def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:
     Returns: [rows, num_out] float32. Products of two bfloat16 are exact in float32, so a fused
     multiplication and addition is the same as one after the other.
     """
+    total = torch.zeros(len(x), len(weight))
+    for link in _links(x, weight).unbind(-1):
+        total += link
+    return total
+
+
+def block_twin(x: Tensor, weight: QuantizedTensor) -> Tensor:
+    """What `PackedMatrix` computes of stored blocks, in plain torch: the oracle of its tests.
+
+    Args:
+        x: [rows, num_in] bfloat16; weight: blocks of 32 inputs, as stored.
+    Returns: [rows, num_out] float32; a scale times a sum is added with one rounding.
+    """
+    codes, scales, minima = _parts(weight)
+    links = _links(x, codes)
+    row_sums = _links(x, torch.ones(1, x.shape[1]))
+    total = torch.zeros(len(x), len(codes))
+    for step in range(links.shape[-1]):
+        total = _fused(links[..., step], scales[:, step], total)
+        if minima is not None:
+            total = _fused(row_sums[..., step], minima[:, step], total)
+    return total
+
+
+def _links(x: Tensor, weight: Tensor) -> Tensor:
+    """Sums of products by 32 inputs, [rows, num_out, steps]."""
     num_steps = -(-x.shape[1] // 32)
     padding = (0, num_steps * 32 - x.shape[1])
     rows = torch.nn.functional.pad(x.float(), padding).view(len(x), 1, num_steps, 16, 2)
@@ -127,10 +153,31 @@ def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:
     links = torch.zeros(len(x), len(weight), num_steps, 2)
     for pair in range(16):
         links += rows[:, :, :, pair] * columns[:, :, :, pair]
-    total = torch.zeros(len(x), len(weight))
-    for step in (links[..., 0] + links[..., 1]).unbind(-1):
-        total += step
-    return total
+    return links[..., 0] + links[..., 1]
+
+
+def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a b + c, rounded to float32 once (the product of two float32 is exact in float64, and a sum
+    that float64 rounds to a tie of float32 is too rare to be met)."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def _parts(weight: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes [num_out, num_in], scales [num_out, steps] and minima, likewise, or None."""
+    num_out, num_in = weight.shape
+    has_minima = weight.block.name == "Q4_1"
+    blocks = np.ascontiguousarray(weight.blocks)
+    header = 4 if has_minima else 2
+    halves = blocks[:, :header].copy().view(np.float16).astype(np.float32)
+    scales = torch.from_numpy(halves.reshape(num_out, -1, header // 2))
+    data = blocks[:, header:]
+    if weight.block.name == "Q8_0":
+        codes = data.view(np.int8).astype(np.float32)
+    else:
+        offset = 0 if has_minima else 8
+        codes = np.concatenate((data & 15, data >> 4), 1).astype(np.float32) - offset
+    whole = torch.from_numpy(codes.reshape(num_out, num_in))
+    return whole, scales[..., 0], scales[..., 1] if has_minima else None
 
 
 def can_hold(part: QuantizedTensor) -> bool:
@@ -175,7 +222,6 @@ def _pack(library: KernelLibrary, part: StoredWeight) -> Tensor:
         address = held.data_ptr()
     library.functions.sl_pack(
         format_id,
-        library.isa,
         num_out,
         num_in,
         ctypes.c_void_p(address),

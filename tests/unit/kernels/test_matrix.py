@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.attention.row_proof import cancelling_operands
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kernels.matrix import PackedMatrix, matrix_twin
+from slipstream.kernels.matrix import PackedMatrix, block_twin, matrix_twin
 from slipstream.weights.gguf_blocks import BLOCK_FORMATS, QuantizedTensor
 
 _FORMATS = {block.name: block for block in BLOCK_FORMATS.values()}
@@ -76,27 +76,55 @@ def test_threads_change_no_bit(library: KernelLibrary, num_threads: int) -> None
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
-def test_stored_blocks_multiply_as_their_values_in_bfloat16(
+def test_stored_blocks_give_the_bits_of_their_twin_for_any_number_of_rows(
     library: KernelLibrary, name: str
 ) -> None:
-    stored = random_blocks(name, 72, 192)
-    values = torch.from_numpy(stored.dequantize()).bfloat16()
-    x, _ = operands(64, 192, 1)
-    as_stored, widened = PackedMatrix(library, [stored]), PackedMatrix(library, [values])
-    assert as_stored.nbytes < 0.6 * widened.nbytes
+    stored = random_blocks(name, 72, 1152)
+    x, _ = operands(64, 1152, 1)
+    matrix, expected = PackedMatrix(library, [stored]), block_twin(x, stored)
+    assert matrix.nbytes < 0.7 * 2 * 72 * 1152
     for count in _ROW_COUNTS:
-        assert torch.equal(multiply(as_stored, x[:count]), multiply(widened, x[:count])), count
-    assert torch.equal(multiply(as_stored, x[:4]), matrix_twin(x[:4], values))
+        start = 64 - count
+        assert torch.equal(multiply(matrix, x[start:]), expected[start:]), count
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_stored_blocks_multiply_as_their_exact_values(library: KernelLibrary, name: str) -> None:
+    stored = random_blocks(name, 48, 576)
+    values = torch.from_numpy(stored.dequantize())
+    x = torch.randn(8, 576, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = x.double() @ values.double().T
+    scale = (x.double().abs() @ values.double().abs().T).clamp(min=1e-30)
+    assert ((multiply(PackedMatrix(library, [stored]), x) - exact).abs() / scale).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_one_row_after_many_shapes_is_the_same_as_before(library: KernelLibrary, name: str) -> None:
+    wide, narrow = random_blocks(name, 32, 1536), random_blocks(name, 40, 96)
+    x, _ = operands(8, 1536, 1)
+    matrix, other = PackedMatrix(library, [wide]), PackedMatrix(library, [narrow])
+    expected = multiply(matrix, x)
+    for count in (8, 1, 3, 5, 2, 1, 8, 4):
+        multiply(other, x[:count, :96].contiguous())
+        assert torch.equal(multiply(matrix, x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_rows_of_a_packed_matrix_read_as_stored(library: KernelLibrary, name: str) -> None:
+    stored = random_blocks(name, 37, 64)
+    values = torch.from_numpy(stored.dequantize())
+    rows = torch.tensor([0, 36, 5, 5])
+    assert torch.equal(PackedMatrix(library, [stored]).read_rows(rows), values[rows])
 
 
 def test_parts_of_different_formats_stand_one_below_the_other(library: KernelLibrary) -> None:
     x, weight = operands(20, 64, 24)
     stored = random_blocks("Q4_1", 40, 64)
-    whole = torch.cat((weight, torch.from_numpy(stored.dequantize()).bfloat16()))
+    expected = torch.cat((matrix_twin(x, weight), block_twin(x, stored)), 1)
     matrix = PackedMatrix(library, [weight, stored])
     assert matrix.shape == (64, 64)
     for count in (1, 20):
-        assert torch.equal(multiply(matrix, x[:count]), matrix_twin(x[:count], whole))
+        assert torch.equal(multiply(matrix, x[:count]), expected[:count])
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])

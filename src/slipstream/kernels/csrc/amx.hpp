@@ -13,16 +13,17 @@ struct __attribute__((packed)) TileConfig {
     uint8_t rows[16];
 };
 
-// Tiles 0-3 accumulate, 4-5 hold left operands, 6-7 right ones of `width` columns.
-inline void configure_tiles(int width) {
+// Tiles 0-3 accumulate, 4-5 hold left operands, of `num_rows` rows each; 6-7 hold right ones.
+inline void configure_tiles(int num_rows) {
     TileConfig config;
     memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int t = 0; t < 8; t++) {
-        config.rows[t] = 16;
-        config.row_bytes[t] = (t == 4 || t == 5) ? 64 : uint16_t(4 * width);
+        config.rows[t] = t < 6 ? uint8_t(num_rows) : 16;
+        config.row_bytes[t] = 64;
     }
-    _tile_loadconfig(&config);
+    // GCC's own function tells it of eight of these bytes only.
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 
 // 16 x 16 numbers of 32 bits, in place.

@@ -15,11 +15,7 @@ enum Format : int32_t { BF16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
 enum Isa : int32_t { PORTABLE = 0, AVX512 = 1, AMX = 2 };
 enum Store : int32_t { TO_F32 = 0, TO_BF16 = 1, ADD_F32 = 2 };
 
-// Tiles that are neighbours along the outputs lie together, so that a thread that multiplies them at
-// once reads one stream: [group of 4 out tiles][in tile][out tile of the group][tile bytes].
-constexpr int GROUP_TILES = 4;
-
-// A packed matrix.
+// A packed matrix: [out tile][in tile], so that a thread reads one stream.
 struct Matrix {
     const uint8_t* tiles;
     const float* bias;  // or null
@@ -49,13 +45,11 @@ inline Share share_of(int count, int thread, int num_threads) {
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-inline size_t tile_bytes(int format) {
-    switch (format) {
-        case Q8_0: return 32 + 512;
-        case Q4_0: return 32 + 256;
-        case Q4_1: return 64 + 256;
-        default: return 1024;
-    }
+// Half-precision scales of a tile's outputs and, in Q4_1, their minima.
+constexpr size_t header_bytes(int format) { return format == BF16 ? 0 : format == Q4_1 ? 64 : 32; }
+
+constexpr size_t tile_bytes(int format) {
+    return header_bytes(format) + (format == BF16 ? 1024 : format == Q8_0 ? 512 : 256);
 }
 
 inline float widen(uint16_t h) {
@@ -72,19 +66,22 @@ inline uint16_t round_bf16(float f) {
     return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// Where the tiles of one row of tiles are: begin + k * stride.
-struct Strip {
-    size_t begin, stride;
-};
-
-inline Strip strip_of(int format, int num_out, int num_in, int out_tile) {
-    const size_t bytes = tile_bytes(format), num_steps = ceil_div(num_in, TILE_IN);
-    const int first = out_tile / GROUP_TILES * GROUP_TILES, left = ceil_div(num_out, TILE_OUT) - first;
-    const int size = left < GROUP_TILES ? left : GROUP_TILES;
-    return {(first * num_steps + (out_tile - first)) * bytes, size * bytes};
+inline float half_to_float(uint16_t h) {
+    const uint32_t exponent = (h >> 10) & 31, fraction = h & 1023;
+    float f;
+    if (exponent == 0) {
+        f = float(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    } else {
+        const uint32_t u = (exponent == 31 ? 0xff : exponent + 112) << 23 | fraction << 13;
+        memcpy(&f, &u, 4);
+    }
+    return h & 0x8000 ? -f : f;
 }
 
-// A buffer of the calling thread that only grows.
+// A buffer of the calling thread that only grows; what was never written is zero.
 void* scratch(int which, size_t bytes);
+constexpr int PLAN_SCRATCH = 12;  // two for each plan of attention
+constexpr int ROW_SCRATCH = 28;   // packed rows, by the shape of their tiles
+constexpr int NUM_SCRATCH = 46;
 
 }  // namespace slipstream

@@ -1,4 +1,5 @@
 // The C interface, and the choice of the instruction set.
+#include <algorithm>
 #include <cstdlib>
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -29,6 +30,7 @@ public:
             size_ = (bytes + 4095) / 4096 * 4096;
             memory_ = std::aligned_alloc(4096, size_);
             if (!memory_) std::abort();
+            std::memset(memory_, 0, size_);
         }
         return memory_;
     }
@@ -38,7 +40,7 @@ private:
     size_t size_ = 0;
 };
 
-thread_local Buffer buffers[12 + 2 * MAX_PLANS];
+thread_local Buffer buffers[NUM_SCRATCH];
 
 }  // namespace
 
@@ -102,18 +104,18 @@ SL_EXPORT int64_t sl_packed_bytes(int format, int num_out, int num_in) {
     return int64_t(ceil_div(num_out, TILE_OUT)) * ceil_div(num_in, TILE_IN) * tile_bytes(format);
 }
 
-SL_EXPORT void sl_pack(int format, int isa, int num_out, int num_in, const void* source, void* tiles) {
-    pack_matrix(format, isa, num_out, num_in, static_cast<const uint8_t*>(source),
+SL_EXPORT void sl_pack(int format, int num_out, int num_in, const void* source, void* tiles) {
+    pack_matrix(format, num_out, num_in, static_cast<const uint8_t*>(source),
                 static_cast<uint8_t*>(tiles));
 }
 
 // Rows of a packed matrix, [count, num_in] float32. `stage_ns`: see Pass.
-SL_EXPORT void sl_read_rows(int isa, const Matrix* matrix, const int64_t* rows, int count, float* out,
+SL_EXPORT void sl_read_rows(const Matrix* matrix, const int64_t* rows, int count, float* out,
                             int64_t* stage_ns) {
     Stopwatch watch(stage_ns, 0);
 #pragma omp parallel for schedule(static) if (count >= 32)
     for (int i = 0; i < count; i++)
-        read_row(*matrix, isa, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
+        read_row(*matrix, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
     watch.mark(EMBEDDING);
 }
 
@@ -122,7 +124,7 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
     const Multiply multiply = multiply_for(isa);
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
-        bytes = bytes < shared_bytes(products[i]) ? shared_bytes(products[i]) : bytes;
+        bytes = std::max(bytes, shared_bytes(products[i].num_rows, products[i].matrix.num_in));
     void* shared = scratch(3, bytes);
     TeamBarrier barrier;
 #pragma omp parallel num_threads(num_threads)
@@ -137,7 +139,7 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
 
 SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
     const Attend attend = attend_for(isa, *attention->shape);
-    const Units units = cut_units(*attention->shape, *attention->plan, num_threads, 12);
+    const Units units = cut_units(*attention->shape, *attention->plan, num_threads, PLAN_SCRATCH);
     const size_t bytes = sizeof(std::atomic<int>) * (1 + units.num_groups);
     std::atomic<int>* counters = static_cast<std::atomic<int>*>(scratch(11, bytes));
     memset(static_cast<void*>(counters), 0, bytes);

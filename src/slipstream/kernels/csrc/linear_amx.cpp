@@ -1,76 +1,65 @@
-// Products on AMX tiles. Weights are the left operand (16 outputs x 32 inputs), rows of activations
-// the right one, so a tile of a 4-bit format is one block per output. TDPBF16PS adds, for every
-// element by itself, sum(even products in order) + sum(odd products in order) to the accumulator:
+// Products on AMX tiles. Rows are the left operand (<= 16 rows x 32 inputs), weights the right one
+// (16 pairs of inputs x 16 outputs), so a row of sums is one vector of outputs. TDPBF16PS adds, for
+// every element by itself, sum(even products in order) + sum(odd products in order) to the accumulator:
 // the order of linear_vector.cpp. The number of rows in a tile cannot change it.
 #include <immintrin.h>
 
 #include "amx.hpp"
 #include "linear.hpp"
+#include "simd.hpp"
 
 namespace slipstream {
 namespace {
 
 constexpr int TILE = 1024;
-constexpr int PREFETCH = 4096;  // bytes ahead in a stream of weights
+constexpr int PREFETCH = 4096;        // bytes ahead in a stream of weights
+constexpr int RING = 8;               // widened tiles in flight
+constexpr int WIDEN_AHEAD = 4;        // tiles from widening to product
 
-// [<= 16 rows] of x to [in tiles][16 pairs][16 rows][2].
-void pack_rows(const Product& p, int first_row, uint8_t* packed) {
-    const int num_rows = p.num_rows - first_row < 16 ? p.num_rows - first_row : 16;
-    const int num_in = p.matrix.num_in;
-    for (int k = 0; k < num_in; k += TILE_IN) {
-        const int width = num_in - k < TILE_IN ? num_in - k : TILE_IN;
-        const __mmask32 mask = width == 32 ? ~__mmask32(0) : (__mmask32(1) << width) - 1;
-        __m512i r[16];
-        for (int m = 0; m < 16; m++)
-            r[m] = m < num_rows
-                       ? _mm512_maskz_loadu_epi16(mask, p.x + (first_row + m) * p.x_stride + k)
-                       : _mm512_setzero_si512();
-        transpose(r);
-        for (int i = 0; i < 16; i++) _mm512_storeu_si512(packed + 64 * i, r[i]);
-        packed += TILE;
-    }
+// Left operands: tile k, of `height` rows, is at data + k * step, its rows `stride` apart.
+struct Rows {
+    const uint8_t* data;
+    size_t step, stride;
+};
+
+// How many steps share a tile of sums. Quantised weights need the sums of every step by themselves;
+// step k then has its rows in the k-th part of its left tile and zeros in the others, so that one
+// tile takes several steps before it is stored. (A store takes as long as a product.)
+constexpr int steps_per_tile(int format, int num_rows) {
+    return format == BF16 || num_rows > 8 ? 1 : num_rows == 1 ? 4 : 2;
 }
 
+// Codes of a tile as bf16 numbers, [16 pairs][16 outputs][2].
 template <int FORMAT>
-inline void widen_tile(const uint8_t* tile, uint8_t* wide) {
-    alignas(64) float scales[16];
-    _mm512_store_ps(scales, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)tile)));
+inline void widen_codes(const uint8_t* tile, uint8_t* wide) {
+    const uint8_t* codes = tile + header_bytes(FORMAT);
     if constexpr (FORMAT == Q8_0) {
-        const uint8_t* codes = tile + 32;
-#pragma GCC unroll 4
-        for (int n = 0; n < 16; n++) {
-            const __m512 scale = _mm512_set1_ps(scales[n]);
-            const __m128i low = _mm_loadu_si128((const __m128i*)(codes + 32 * n));
-            const __m128i high = _mm_loadu_si128((const __m128i*)(codes + 32 * n + 16));
-            const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)), scale);
-            const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)), scale);
-            _mm512_store_si512(wide + 64 * n, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
+#pragma GCC unroll 16
+        for (int pair = 0; pair < 16; pair++) {
+            const auto number = [&](int odd) {
+                const __m128i c = _mm_loadu_si128((const __m128i*)(codes + 32 * pair + 16 * odd));
+                return (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c));
+            };
+            // A code has at most eight significant bits: the upper half of its float32 is exact.
+            const __m512i even = _mm512_srli_epi32(number(0), 16);
+            _mm512_store_si512(wide + 64 * pair,
+                               _mm512_ternarylogic_epi32(even, number(1), upper, 0xf8));
         }
     } else {
-        // A block has sixteen values: they are made once and looked up by code. A table holds those
-        // of two outputs, whose codes share bytes: the first output's are in the low halves.
-        const __m512 steps = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512 centred = _mm512_sub_ps(steps, _mm512_set1_ps(8));
-        const __m512i low_bits = _mm512_set1_epi16(15), second_half = _mm512_set1_epi16(16);
-        alignas(64) float minima[16];
-        if constexpr (FORMAT == Q4_1)
-            _mm512_store_ps(minima, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + 32))));
-        const uint8_t* codes = tile + (FORMAT == Q4_1 ? 64 : 32);
-        const auto values = [&](int n) {
-            const __m512 scale = _mm512_set1_ps(scales[n]);
-            return FORMAT == Q4_1 ? _mm512_fmadd_ps(scale, steps, _mm512_set1_ps(minima[n]))
-                                  : _mm512_mul_ps(scale, centred);
-        };
-#pragma GCC unroll 8
-        for (int n = 0; n < 16; n += 2) {
-            const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(values(n), values(n + 1));
-            const __m512i bytes =
-                _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(codes + 16 * n)));
-            // (bytes & 15) | 16
-            const __m512i first = _mm512_ternarylogic_epi32(bytes, low_bits, second_half, 0xea);
-            const __m512i second = _mm512_srli_epi16(bytes, 4);
-            _mm512_store_si512(wide + 64 * n, _mm512_permutexvar_epi16(first, table));
-            _mm512_store_si512(wide + 64 * n + 64, _mm512_permutexvar_epi16(second, table));
+        // Sixteen numbers, twice, because a lookup takes five bits of a word: a code and one more.
+        constexpr float FIRST = FORMAT == Q4_0 ? -8 : 0;
+        const __m512 numbers = _mm512_add_ps(
+            _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(FIRST));
+        const __m512i table = (__m512i)_mm512_cvtne2ps_pbh(numbers, numbers);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m512i words = _mm512_loadu_si512(codes + 64 * i);
+            uint8_t* to = wide + 256 * i;
+            _mm512_store_si512(to, _mm512_permutexvar_epi16(words, table));
+            _mm512_store_si512(to + 64, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table));
+            _mm512_store_si512(to + 128, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table));
+            _mm512_store_si512(to + 192, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table));
         }
     }
 }
@@ -79,70 +68,104 @@ inline void prefetch(const uint8_t* p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + PREFETCH + i), _MM_HINT_T1);
 }
 
-// Sums of NUM_OUT neighbouring weight tiles, steps `stride` apart, with one tile of rows, to
-// sums[NUM_OUT][16 outputs][width rows].
-template <int FORMAT, int NUM_OUT>
-void multiply_narrow(const uint8_t* tiles, size_t stride, int num_steps, const uint8_t* x, int width,
-                     float* sums, uint8_t* wide) {
-    constexpr size_t BYTES = FORMAT == Q8_0 ? 544 : FORMAT == Q4_0 ? 288 : FORMAT == Q4_1 ? 320 : 1024;
-    const size_t x_step = width == 16 ? TILE : 64;
-    _tile_zero(0);
-    if constexpr (NUM_OUT > 1) _tile_zero(1);
-    if constexpr (NUM_OUT > 2) _tile_zero(2);
-    if constexpr (NUM_OUT > 3) _tile_zero(3);
-    if constexpr (FORMAT != BF16)
-        for (int i = 0; i < NUM_OUT; i++) widen_tile<FORMAT>(tiles + i * BYTES, wide + i * TILE);
-    for (int k = 0; k < num_steps; k++) {
-        const uint8_t* a = tiles;
-        prefetch(tiles, NUM_OUT * BYTES);
-        if constexpr (FORMAT != BF16) {
-            a = wide + (k & 3) * NUM_OUT * TILE;
-            if (k + 1 < num_steps) {
-                uint8_t* next = wide + ((k + 1) & 3) * NUM_OUT * TILE;
-                for (int i = 0; i < NUM_OUT; i++)
-                    widen_tile<FORMAT>(tiles + stride + i * BYTES, next + i * TILE);
-            }
-        }
-        _tile_loadd(6, x, 4 * width);
-        _tile_loadd(4, a, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (NUM_OUT > 1) {
-            _tile_loadd(5, a + TILE, 64);
-            _tile_dpbf16ps(1, 5, 6);
-        }
-        if constexpr (NUM_OUT > 2) {
-            _tile_loadd(4, a + 2 * TILE, 64);
-            _tile_dpbf16ps(2, 4, 6);
-        }
-        if constexpr (NUM_OUT > 3) {
-            _tile_loadd(5, a + 3 * TILE, 64);
-            _tile_dpbf16ps(3, 5, 6);
-        }
-        tiles += stride;
-        x += x_step;
-    }
-    _tile_stored(0, sums, 4 * width);
-    if constexpr (NUM_OUT > 1) _tile_stored(1, sums + 16 * width, 4 * width);
-    if constexpr (NUM_OUT > 2) _tile_stored(2, sums + 32 * width, 4 * width);
-    if constexpr (NUM_OUT > 3) _tile_stored(3, sums + 48 * width, 4 * width);
+inline __m512 halves(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
 
-// Sums of two wide weight tiles with two tiles of rows, to sums[row tile][out tile][16][16].
-void multiply_wide(const uint8_t* a0, const uint8_t* a1, size_t s0, size_t s1, const uint8_t* x0,
-                   const uint8_t* x1, int num_steps, float* sums) {
+inline void add_product(const Rows& x, int k, const uint8_t* weights) {
+    _tile_loadd(4, x.data + k * x.step, x.stride);
+    _tile_loadd(6, weights, 64);
+    _tile_dpbf16ps(0, 4, 6);
+}
+
+template <int NUM_ROWS>
+SL_INLINE void multiply_strip_bf16(const uint8_t* strip, int num_steps, const Rows& x, __m512* sums) {
+    _tile_zero(0);
+    for (int k = 0; k < num_steps; k++) {
+        prefetch(strip + k * TILE, TILE);
+        add_product(x, k, strip + k * TILE);
+    }
+    alignas(64) float held[NUM_ROWS * 16];
+    _tile_stored(0, held, 64);
+    for (int m = 0; m < NUM_ROWS; m++) sums[m] = _mm512_load_ps(held + 16 * m);
+}
+
+// A strip of quantised tiles times `count` tiles of rows; put(i, sums[NUM_ROWS]) takes the sums of the
+// i-th. Three stages overlap, so that tiles, vectors and memory work at once: widen, multiply, scale.
+// Many tiles of rows (IS_WIDE) find the strip widened before; else `wide` is a ring of RING tiles.
+// `row_sums`: [tile of rows][step][NUM_ROWS] of inputs, for formats with minima.
+template <int FORMAT, int NUM_ROWS, bool IS_WIDE, typename Put>
+SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, const Rows& x,
+                              const float* row_sums, uint8_t* wide, const Put& put) {
+    constexpr size_t BYTES = tile_bytes(FORMAT);
+    constexpr int STEPS = steps_per_tile(FORMAT, NUM_ROWS);
+    constexpr int LINKS = 4, LINKS_AHEAD = IS_WIDE ? 3 : 1;
+    alignas(64) float links[LINKS][STEPS * NUM_ROWS * 16];
+    const auto widen_step = [&](int k) {
+        if (IS_WIDE || k >= num_steps) return;
+        prefetch(strip + k * BYTES, BYTES);
+        widen_codes<FORMAT>(strip + k * BYTES, wide + k % RING * size_t(TILE));
+    };
+    // The next product: its tile of rows times its tile of weights, and where its sums go.
+    int next = 0, next_step = 0, next_link = 0;
+    const auto multiply_steps = [&] {
+        if (next >= count * num_steps) return;
+        _tile_zero(0);
+#pragma GCC unroll 4
+        for (int j = 0; j < STEPS; j++) {
+            if (STEPS > 1 && next_step >= num_steps) break;
+            add_product(x, next, wide + (IS_WIDE ? next_step : next_step % RING) * size_t(TILE));
+            widen_step(next_step + WIDEN_AHEAD);
+            next++, next_step++;
+        }
+        if (IS_WIDE && next_step == num_steps) next_step = 0;
+        _tile_stored(0, links[next_link++ % LINKS], 64);
+    };
+    for (int k = 0; k < WIDEN_AHEAD; k++) widen_step(k);
+    for (int i = 0; i < LINKS_AHEAD; i++) multiply_steps();
+    int num_scaled = 0;
+    for (int i = 0; i < count; i++) {
+        __m512 sums[NUM_ROWS];
+#pragma GCC unroll 16
+        for (int m = 0; m < NUM_ROWS; m++) sums[m] = _mm512_setzero_ps();
+        for (int first = 0; first < num_steps; first += STEPS) {
+            multiply_steps();
+            const float* link = links[num_scaled++ % LINKS];
+#pragma GCC unroll 4
+            for (int j = 0; j < STEPS; j++, link += 16 * NUM_ROWS, row_sums += NUM_ROWS) {
+                if (STEPS > 1 && first + j >= num_steps) break;
+                const uint8_t* tile = strip + (first + j) * BYTES;
+                const __m512 scale = halves(tile);
+#pragma GCC unroll 16
+                for (int m = 0; m < NUM_ROWS; m++)
+                    sums[m] = _mm512_fmadd_ps(scale, _mm512_load_ps(link + 16 * m), sums[m]);
+                if constexpr (FORMAT == Q4_1) {
+                    const __m512 minimum = halves(tile + 32);
+#pragma GCC unroll 16
+                    for (int m = 0; m < NUM_ROWS; m++)
+                        sums[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(row_sums[m]), sums[m]);
+                }
+            }
+        }
+        put(i, sums);
+    }
+}
+
+// sums[row tile][out tile][16][16] of two strips of bf16 tiles with two tiles of rows.
+void multiply_square(const uint8_t* w0, const uint8_t* w1, const uint8_t* x0, const uint8_t* x1,
+                     int num_steps, float* sums) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int k = 0; k < num_steps; k++) {
-        const size_t at = size_t(k) * TILE;
-        _tile_loadd(4, a0 + k * s0, 64);
-        _tile_loadd(6, x0 + at, 64);
+    for (size_t at = 0; at < size_t(num_steps) * TILE; at += TILE) {
+        _tile_loadd(4, x0 + at, 64);
+        _tile_loadd(6, w0 + at, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a1 + k * s1, 64);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(7, x1 + at, 64);
-        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(7, w1 + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, x1 + at, 64);
+        _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, sums, 64);
@@ -166,96 +189,164 @@ inline void put(const Product& p, int row, int first_out, __m512 v) {
     _mm512_mask_storeu_ps(out, mask, v);
 }
 
-void put_tile(const Product& p, int first_row, int first_out, const float* sums) {
-    __m512i r[16];
-    for (int n = 0; n < 16; n++) r[n] = _mm512_load_si512(sums + 16 * n);
-    transpose(r);
-    const int num_rows = p.num_rows - first_row < 16 ? p.num_rows - first_row : 16;
-    for (int m = 0; m < num_rows; m++) put(p, first_row + m, first_out, (__m512)r[m]);
+// Bring the lines of some rows' sums near, to be written: a product takes as long as a miss.
+inline void prefetch_sums(const Product& p, int first_row, int num_rows, int first_out) {
+    const int left = p.num_rows - first_row, count = left < num_rows ? left : num_rows;
+    for (int m = 0; m < count; m++) {
+        const int64_t at = (first_row + m) * p.out_stride + first_out;
+        if (p.store == TO_BF16)
+            __builtin_prefetch(static_cast<uint16_t*>(p.out) + at, 1);
+        else
+            __builtin_prefetch(static_cast<float*>(p.out) + at, 1);
+    }
 }
 
-template <int FORMAT>
-void run_narrow(const Product& p, Share outs, const uint8_t* x, int width) {
-    const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    float* sums = static_cast<float*>(scratch(1, 4 * TILE));
-    uint8_t* wide = static_cast<uint8_t*>(scratch(2, 16 * TILE));
-    for (int tile = outs.begin; tile < outs.end;) {
-        const Strip strip = strip_of(FORMAT, p.matrix.num_out, p.matrix.num_in, tile);
-        const uint8_t* tiles = p.matrix.tiles + strip.begin;
-        const size_t stride = strip.stride;
-        const int left = outs.end - tile, in_group = GROUP_TILES - tile % GROUP_TILES;
-        const int count = left < in_group ? left : in_group;
-        if (count == 4) multiply_narrow<FORMAT, 4>(tiles, stride, num_steps, x, width, sums, wide);
-        if (count == 3) multiply_narrow<FORMAT, 3>(tiles, stride, num_steps, x, width, sums, wide);
-        if (count == 2) multiply_narrow<FORMAT, 2>(tiles, stride, num_steps, x, width, sums, wide);
-        if (count == 1) multiply_narrow<FORMAT, 1>(tiles, stride, num_steps, x, width, sums, wide);
-        for (int i = 0; i < count; i++) {
-            const int first_out = (tile + i) * TILE_OUT;
-            if (width == 1)
-                put(p, 0, first_out, _mm512_load_ps(sums + 16 * i));
-            else
-                put_tile(p, 0, first_out, sums + 256 * i);
+// Rows from `first` on, NUM_ROWS of them or all that are left, to left tiles of STEPS steps each; what
+// is not theirs in the tiles stays zero.
+template <int NUM_ROWS, int STEPS>
+void pack_rows(const Product& p, int first, uint8_t* tiles) {
+    const int left = p.num_rows - first, count = left < NUM_ROWS ? left : NUM_ROWS;
+    for (int k = 0; k * TILE_IN < p.matrix.num_in; k++, tiles += 64 * STEPS * NUM_ROWS) {
+        const int width = p.matrix.num_in - k * TILE_IN;
+        const __mmask32 mask = width >= 32 ? ~__mmask32(0) : (__mmask32(1) << width) - 1;
+        for (int m = 0; m < NUM_ROWS; m++) {
+            const uint16_t* x = p.x + (first + m) * p.x_stride + k * TILE_IN;
+            _mm512_store_si512(tiles + 64 * (k % STEPS * NUM_ROWS + m),
+                               m < count ? _mm512_maskz_loadu_epi16(mask, x) : _mm512_setzero_si512());
         }
-        tile += count;
+    }
+}
+
+// Sums of the inputs of each step, to [steps][NUM_ROWS]: products with ones.
+template <int NUM_ROWS, int STEPS>
+void sum_rows(const Rows& x, int num_steps, float* row_sums) {
+    alignas(64) uint16_t ones[TILE / 2];
+    for (uint16_t& one : ones) one = 0x3f80;
+    alignas(64) float links[STEPS * NUM_ROWS * 16];
+    for (int k = 0; k < num_steps; k++) {
+        _tile_zero(0);
+        add_product(x, k, reinterpret_cast<const uint8_t*>(ones));
+        _tile_stored(0, links, 64);
+        for (int m = 0; m < NUM_ROWS; m++)
+            row_sums[k * NUM_ROWS + m] = links[16 * (k % STEPS * NUM_ROWS + m)];
+    }
+}
+
+template <int FORMAT, int NUM_ROWS>
+void run_narrow(const Product& p, Share outs) {
+    constexpr int STEPS = steps_per_tile(FORMAT, NUM_ROWS), HEIGHT = STEPS * NUM_ROWS;
+    const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
+    const size_t strip_bytes = num_steps * tile_bytes(FORMAT);
+    const uint8_t* strip = p.matrix.tiles + outs.begin * strip_bytes;
+    configure_tiles(HEIGHT);
+    Rows x{reinterpret_cast<const uint8_t*>(p.x), 2 * TILE_IN, 2 * size_t(p.x_stride)};
+    if (STEPS > 1 || p.num_rows != NUM_ROWS || p.matrix.num_in % TILE_IN) {
+        // One buffer for each shape of tiles: what one leaves zero is never written by another.
+        constexpr int BUFFER = ROW_SCRATCH + NUM_ROWS + (STEPS > 1);
+        uint8_t* packed = static_cast<uint8_t*>(scratch(BUFFER, size_t(num_steps) * 64 * HEIGHT));
+        pack_rows<NUM_ROWS, STEPS>(p, 0, packed);
+        x = {packed, 64 * HEIGHT, 64};
+    }
+    const auto put_rows = [&](int tile, const __m512* sums) {
+#pragma GCC unroll 16
+        for (int m = 0; m < NUM_ROWS; m++)
+            if (m < p.num_rows) put(p, m, tile * TILE_OUT, sums[m]);
+    };
+    if constexpr (FORMAT == BF16) {
+        __m512 sums[NUM_ROWS];
+        for (int tile = outs.begin; tile < outs.end; tile++, strip += strip_bytes) {
+            multiply_strip_bf16<NUM_ROWS>(strip, num_steps, x, sums);
+            put_rows(tile, sums);
+        }
+    } else {
+        float* row_sums = static_cast<float*>(scratch(1, sizeof(float) * num_steps * NUM_ROWS));
+        if (FORMAT == Q4_1) sum_rows<NUM_ROWS, STEPS>(x, num_steps, row_sums);
+        uint8_t* wide = static_cast<uint8_t*>(scratch(2, RING * TILE));
+        for (int tile = outs.begin; tile < outs.end; tile++, strip += strip_bytes)
+            multiply_strip<FORMAT, NUM_ROWS, false>(
+                strip, num_steps, 1, x, row_sums, wide,
+                [&](int, const __m512* tile_sums) { put_rows(tile, tile_sums); });
+    }
+}
+
+void run_wide_bf16(const Product& p, Share outs, const uint8_t* x) {
+    const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
+    const size_t strip_bytes = size_t(num_steps) * TILE;
+    const int row_tiles = ceil_div(p.num_rows, TILE_ROWS);
+    float* sums = static_cast<float*>(scratch(1, 4 * TILE));
+    for (int tile = outs.begin; tile < outs.end; tile += 2) {
+        const bool has_second = tile + 1 < outs.end;
+        const uint8_t* w0 = p.matrix.tiles + tile * strip_bytes;
+        const uint8_t* w1 = has_second ? w0 + strip_bytes : w0;
+        for (int row_tile = 0; row_tile < row_tiles; row_tile += 2) {
+            const bool has_next = row_tile + 1 < row_tiles;
+            const uint8_t* x0 = x + row_tile * strip_bytes;
+            prefetch_sums(p, 16 * row_tile, 32, tile * TILE_OUT);
+            if (has_second) prefetch_sums(p, 16 * row_tile, 32, (tile + 1) * TILE_OUT);
+            multiply_square(w0, w1, x0, has_next ? x0 + strip_bytes : x0, num_steps, sums);
+            for (int i = 0; i < 32; i++) {
+                const int row = 16 * row_tile + i;
+                if (row >= p.num_rows) break;
+                const float* at = sums + 512 * (i / 16) + 16 * (i % 16);
+                put(p, row, tile * TILE_OUT, _mm512_load_ps(at));
+                if (has_second) put(p, row, (tile + 1) * TILE_OUT, _mm512_load_ps(at + 256));
+            }
+        }
     }
 }
 
 template <int FORMAT>
-void run_wide(const Product& p, Share outs, const uint8_t* x) {
+void run_wide(const Product& p, Share outs, const uint8_t* x, const float* row_sums) {
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t strip = size_t(num_steps) * TILE;
     const int row_tiles = ceil_div(p.num_rows, TILE_ROWS);
-    float* sums = static_cast<float*>(scratch(1, 4 * TILE));
-    uint8_t* wide = static_cast<uint8_t*>(scratch(2, 2 * strip));
-    for (int tile = outs.begin; tile < outs.end; tile += 2) {
-        const bool has_second = tile + 1 < outs.end;
-        const auto packed = [&](int t) {
-            return strip_of(FORMAT, p.matrix.num_out, p.matrix.num_in, t);
-        };
-        const Strip first = packed(tile), second = packed(has_second ? tile + 1 : tile);
-        const uint8_t* a0 = p.matrix.tiles + first.begin;
-        const uint8_t* a1 = p.matrix.tiles + second.begin;
-        size_t s0 = first.stride, s1 = second.stride;
-        if constexpr (FORMAT != BF16) {
-            for (int k = 0; k < num_steps; k++) {
-                widen_tile<FORMAT>(a0 + k * s0, wide + k * TILE);
-                if (has_second) widen_tile<FORMAT>(a1 + k * s1, wide + strip + k * TILE);
-            }
-            a0 = wide;
-            a1 = has_second ? wide + strip : wide;
-            s0 = s1 = TILE;
-        }
-        for (int row = 0; row < row_tiles; row += 2) {
-            const bool has_next = row + 1 < row_tiles;
-            const uint8_t* x0 = x + row * strip;
-            multiply_wide(a0, a1, s0, s1, x0, has_next ? x0 + strip : x0, num_steps, sums);
-            for (int i = 0; i < 4; i++)
-                if ((has_second || !(i & 1)) && (has_next || i < 2))
-                    put_tile(p, 16 * (row + i / 2), (tile + (i & 1)) * TILE_OUT, sums + 256 * i);
-        }
+    const size_t x_bytes = size_t(num_steps) * TILE;
+    uint8_t* wide = static_cast<uint8_t*>(scratch(2, x_bytes));
+    for (int tile = outs.begin; tile < outs.end; tile++) {
+        const uint8_t* strip = p.matrix.tiles + size_t(tile) * num_steps * tile_bytes(FORMAT);
+        for (int k = 0; k < num_steps; k++)
+            widen_codes<FORMAT>(strip + k * tile_bytes(FORMAT), wide + size_t(k) * TILE);
+        multiply_strip<FORMAT, TILE_ROWS, true>(
+            strip, num_steps, row_tiles, {x, TILE, 64}, row_sums, wide,
+            [&](int row_tile, const __m512* sums) {
+                const int first = TILE_ROWS * row_tile;
+#pragma GCC unroll 16
+                for (int m = 0; m < TILE_ROWS; m++)
+                    if (first + m < p.num_rows) put(p, first + m, tile * TILE_OUT, sums[m]);
+            });
     }
 }
 
 template <int FORMAT>
 void run(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
+    const FlushSubnormals flush;
     const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
-    const size_t strip = size_t(ceil_div(p.matrix.num_in, TILE_IN)) * TILE;
-    const bool is_padded = p.matrix.num_in % TILE_IN != 0;
-    if (p.num_rows == 1 && !is_padded) {
-        configure_tiles(1);
-        run_narrow<FORMAT>(p, outs, reinterpret_cast<const uint8_t*>(p.x), 1);
+    if (p.num_rows == 1) {
+        run_narrow<FORMAT, 1>(p, outs);
+    } else if (p.num_rows <= 4) {
+        run_narrow<FORMAT, 4>(p, outs);
+    } else if (p.num_rows <= 8) {
+        run_narrow<FORMAT, 8>(p, outs);
     } else if (p.num_rows <= TILE_ROWS) {
-        configure_tiles(16);
-        uint8_t* x = static_cast<uint8_t*>(scratch(0, strip));
-        pack_rows(p, 0, x);
-        run_narrow<FORMAT>(p, outs, x, 16);
+        run_narrow<FORMAT, TILE_ROWS>(p, outs);
     } else {
-        configure_tiles(16);
+        const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
+        const int row_tiles = ceil_div(p.num_rows, TILE_ROWS);
+        const size_t x_bytes = size_t(num_steps) * TILE;
         uint8_t* x = static_cast<uint8_t*>(shared);
-        const Share rows = share_of(ceil_div(p.num_rows, TILE_ROWS), thread, num_threads);
-        for (int tile = rows.begin; tile < rows.end; tile++) pack_rows(p, 16 * tile, x + tile * strip);
+        float* row_sums = reinterpret_cast<float*>(x + row_tiles * x_bytes);
+        configure_tiles(TILE_ROWS);
+        const Share tiles = share_of(row_tiles, thread, num_threads);
+        for (int t = tiles.begin; t < tiles.end; t++) {
+            pack_rows<TILE_ROWS, 1>(p, TILE_ROWS * t, x + t * x_bytes);
+            if (FORMAT == Q4_1)
+                sum_rows<TILE_ROWS, 1>({x + t * x_bytes, TILE, 64}, num_steps,
+                                       row_sums + size_t(t) * num_steps * TILE_ROWS);
+        }
         barrier();
-        run_wide<FORMAT>(p, outs, x);
+        if constexpr (FORMAT == BF16)
+            run_wide_bf16(p, outs, x);
+        else
+            run_wide<FORMAT>(p, outs, x, row_sums);
     }
     _tile_release();
 }

@@ -11,52 +11,35 @@ constexpr int MAX_ROWS = 6;
 constexpr int MAX_ROWS = 2;
 #endif
 
-float half_to_float(uint16_t h) {
-    const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-    if (exponent == 0) {
-        const float f = std::ldexp(float(fraction), -24);
-        return sign ? -f : f;
-    }
-    const uint32_t u = sign | (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | fraction << 13;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-// One packed tile to [16 pairs of inputs][16 outputs][2] bf16.
-void widen_tile(int format, const uint8_t* tile, uint16_t* wide) {
-    uint16_t halves[32];
-    memcpy(halves, tile, format == Q4_1 ? 64 : 32);
-    alignas(64) float scales[16], minima[16];
-    for (int n = 0; n < 16; n++) scales[n] = half_to_float(halves[n]);
-    for (int n = 0; n < 16; n++) minima[n] = format == Q4_1 ? half_to_float(halves[16 + n]) : 0.0f;
-    const uint8_t* codes = tile + (format == Q4_1 ? 64 : 32);
-    for (int j = 0; j < 16; j++) {
-        alignas(64) float even[16], odd[16];
-        for (int n = 0; n < 16; n++) {
-            if (format == Q8_0) {
-                even[n] = float(int8_t(codes[32 * j + n])) * scales[n];
-                odd[n] = float(int8_t(codes[32 * j + 16 + n])) * scales[n];
-            } else {
-                const int low = codes[16 * j + n] & 15, high = codes[16 * j + n] >> 4;
-                const int offset = format == Q4_0 ? 8 : 0;
-                even[n] = float(low - offset) * scales[n] + minima[n];
-                odd[n] = float(high - offset) * scales[n] + minima[n];
+// Codes of a tile as bf16 numbers, [16 pairs][16 outputs][2].
+void widen_codes(int format, const uint8_t* tile, uint16_t* wide) {
+    const uint8_t* codes = tile + header_bytes(format);
+    for (int pair = 0; pair < 16; pair++, wide += 32) {
+        if (format == Q8_0) {
+            for (int n = 0; n < 16; n++) {
+                wide[2 * n] = round_bf16(float(int8_t(codes[32 * pair + n])));
+                wide[2 * n + 1] = round_bf16(float(int8_t(codes[32 * pair + 16 + n])));
             }
+            continue;
         }
-        uint16_t low[16], high[16];
-        store(low, load(even));
-        store(high, load(odd));
-        for (int n = 0; n < 16; n++) {
-            wide[32 * j + 2 * n] = low[n];
-            wide[32 * j + 2 * n + 1] = high[n];
-        }
+        const int shift = 4 * (pair & 3), first = format == Q4_0 ? -8 : 0;
+        uint16_t words[32];
+        memcpy(words, codes + 64 * (pair / 4), 64);
+        for (int i = 0; i < 32; i++) wide[i] = round_bf16(float((words[i] >> shift & 15) + first));
     }
 }
 
-// sums[row] += the tile's products; x: [rows][32 inputs] float32, `x_stride` floats apart.
+f32x16 halves(const uint8_t* p) {
+    uint16_t h[16];
+    memcpy(h, p, 32);
+    alignas(64) float v[16];
+    for (int n = 0; n < 16; n++) v[n] = half_to_float(h[n]);
+    return load(v);
+}
+
+// The tile's products by row; x: [rows][32 inputs] float32, `x_stride` floats apart.
 template <int NUM_ROWS>
-SL_INLINE void add_tile(const uint16_t* tile, const float* x, size_t x_stride, f32x16* sums) {
+SL_INLINE void link_tile(const uint16_t* tile, const float* x, size_t x_stride, f32x16* links) {
     f32x16 even[NUM_ROWS] = {}, odd[NUM_ROWS] = {};
 #pragma GCC unroll 4
     for (int j = 0; j < 16; j++) {
@@ -69,7 +52,7 @@ SL_INLINE void add_tile(const uint16_t* tile, const float* x, size_t x_stride, f
             odd[m] = fma(high, splat(x[m * x_stride + 2 * j + 1]), odd[m]);
         }
     }
-    for (int m = 0; m < NUM_ROWS; m++) sums[m] = sums[m] + (even[m] + odd[m]);
+    for (int m = 0; m < NUM_ROWS; m++) links[m] = even[m] + odd[m];
 }
 
 void put(const Product& p, int row, int first_out, f32x16 sums) {
@@ -88,60 +71,84 @@ void put(const Product& p, int row, int first_out, f32x16 sums) {
     }
 }
 
+// Rows as the products read them.
+struct Inputs {
+    const float* x;         // [rows][steps][32]
+    const float* row_sums;  // [rows][steps]
+    int num_steps;
+};
+
+// One strip of tiles for all rows: its codes as bf16, and its scales and minima by step.
+struct Strip {
+    const uint16_t* tiles;
+    const f32x16* scales;
+    const f32x16* minima;
+};
+
 template <int NUM_ROWS>
-void multiply_rows(const Product& p, int row, int out_tile, const uint8_t* strip, size_t stride,
-                   const float* x) {
-    const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t x_stride = size_t(num_steps) * TILE_IN;
-    f32x16 sums[NUM_ROWS] = {};
-    for (int k = 0; k < num_steps; k++)
-        add_tile<NUM_ROWS>(reinterpret_cast<const uint16_t*>(strip + k * stride),
-                           x + row * x_stride + k * TILE_IN, x_stride, sums);
+void multiply_rows(const Product& p, int row, int out_tile, const Strip& strip, const Inputs& inputs) {
+    f32x16 sums[NUM_ROWS] = {}, links[NUM_ROWS];
+    for (int k = 0; k < inputs.num_steps; k++) {
+        const size_t stride = size_t(inputs.num_steps) * TILE_IN;
+        link_tile<NUM_ROWS>(strip.tiles + size_t(k) * 512, inputs.x + row * stride + k * TILE_IN, stride,
+                            links);
+        for (int m = 0; m < NUM_ROWS; m++) {
+            sums[m] = p.matrix.format == BF16 ? sums[m] + links[m]
+                                              : fma(strip.scales[k], links[m], sums[m]);
+            if (p.matrix.format == Q4_1)
+                sums[m] = fma(strip.minima[k],
+                              splat(inputs.row_sums[size_t(row + m) * inputs.num_steps + k]), sums[m]);
+        }
+    }
     for (int m = 0; m < NUM_ROWS; m++) put(p, row + m, out_tile * TILE_OUT, sums[m]);
 }
 
-#if defined(__SSE__)
-struct FlushSubnormals {
-    unsigned saved = _mm_getcsr();
-    FlushSubnormals() { _mm_setcsr(saved | 0x8040); }
-    ~FlushSubnormals() { _mm_setcsr(saved); }
-};
-#else
-struct FlushSubnormals {
-    FlushSubnormals() {}
-};
-#endif
+// A row's inputs in float32, and their sum for each step.
+void prepare_row(const Product& p, int row, int num_steps, float* x, float* row_sums) {
+    for (int k = 0; k < num_steps * TILE_IN; k++)
+        x[k] = k < p.matrix.num_in ? widen(p.x[row * p.x_stride + k]) : 0.0f;
+    for (int k = 0; k < num_steps; k++) {
+        float even = 0.0f, odd = 0.0f;
+        for (int i = 0; i < TILE_IN; i += 2) {
+            even += x[k * TILE_IN + i];
+            odd += x[k * TILE_IN + i + 1];
+        }
+        row_sums[k] = even + odd;
+    }
+}
 
 }  // namespace
 
 void SL_NAME(multiply)(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
+    const FlushSubnormals flush;
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
     const size_t x_stride = size_t(num_steps) * TILE_IN;
     float* x = static_cast<float*>(shared);
+    float* row_sums = x + p.num_rows * x_stride;
     const Share rows = share_of(p.num_rows, thread, num_threads);
     for (int row = rows.begin; row < rows.end; row++)
-        for (size_t k = 0; k < x_stride; k++)
-            x[row * x_stride + k] =
-                k < size_t(p.matrix.num_in) ? widen(p.x[row * p.x_stride + k]) : 0.0f;
+        prepare_row(p, row, num_steps, x + row * x_stride, row_sums + size_t(row) * num_steps);
     barrier();
-    const FlushSubnormals flush;
+    const Inputs inputs{x, row_sums, num_steps};
     uint16_t* wide = static_cast<uint16_t*>(scratch(2, size_t(num_steps) * 1024));
+    f32x16* scales = static_cast<f32x16*>(scratch(1, size_t(num_steps) * 128));
     const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
     for (int tile = outs.begin; tile < outs.end; tile++) {
-        const Strip packed = strip_of(p.matrix.format, p.matrix.num_out, p.matrix.num_in, tile);
-        const uint8_t* strip = p.matrix.tiles + packed.begin;
-        size_t stride = packed.stride;
+        const uint8_t* packed = p.matrix.tiles + tile * num_steps * tile_bytes(p.matrix.format);
+        Strip strip{reinterpret_cast<const uint16_t*>(packed), scales, scales + num_steps};
         if (p.matrix.format != BF16) {
-            for (int k = 0; k < num_steps; k++)
-                widen_tile(p.matrix.format, strip + k * stride, wide + size_t(k) * 512);
-            strip = reinterpret_cast<const uint8_t*>(wide);
-            stride = 1024;
+            for (int k = 0; k < num_steps; k++, packed += tile_bytes(p.matrix.format)) {
+                widen_codes(p.matrix.format, packed, wide + size_t(k) * 512);
+                scales[k] = halves(packed);
+                if (p.matrix.format == Q4_1) scales[num_steps + k] = halves(packed + 32);
+            }
+            strip.tiles = wide;
         }
         int row = 0;
         for (; row + MAX_ROWS <= p.num_rows; row += MAX_ROWS)
-            multiply_rows<MAX_ROWS>(p, row, tile, strip, stride, x);
-        for (; row + 2 <= p.num_rows; row += 2) multiply_rows<2>(p, row, tile, strip, stride, x);
-        for (; row < p.num_rows; row++) multiply_rows<1>(p, row, tile, strip, stride, x);
+            multiply_rows<MAX_ROWS>(p, row, tile, strip, inputs);
+        for (; row + 2 <= p.num_rows; row += 2) multiply_rows<2>(p, row, tile, strip, inputs);
+        for (; row < p.num_rows; row++) multiply_rows<1>(p, row, tile, strip, inputs);
     }
 }
 

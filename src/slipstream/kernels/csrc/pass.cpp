@@ -115,7 +115,8 @@ AttentionCut cut_attention(const Pass& pass, int num_threads) {
     for (int i = 0; i < pass.num_layers; i++) {
         const int plan = pass.layers[i].plan;
         if (cut.units[plan].units) continue;
-        cut.units[plan] = cut_units(pass.shape, pass.plans[plan], num_threads, 12 + 2 * plan);
+        cut.units[plan] = cut_units(pass.shape, pass.plans[plan], num_threads,
+                                    PLAN_SCRATCH + 2 * plan);
         const int needed = ceil_div(1 + cut.units[plan].num_groups, 16) * 16;
         cut.num_counters = needed > cut.num_counters ? needed : cut.num_counters;
     }
@@ -129,7 +130,7 @@ size_t widest_input(const Pass& pass) {
     const int q_size = pass.shape.num_heads * pass.shape.head_dim;
     int width = pass.hidden_size > pass.intermediate_size ? pass.hidden_size : pass.intermediate_size;
     width = width > q_size ? width : q_size;
-    return size_t(ceil_div(pass.num_rows, TILE_ROWS)) * TILE_ROWS * (width + TILE_IN) * sizeof(float);
+    return shared_bytes(pass.num_rows, width);
 }
 
 }  // namespace
@@ -165,7 +166,7 @@ void run_head(int isa, int num_threads, const Head& head) {
     const Kernels kernels = kernels_for(isa);
     const size_t rows = head.num_rows, width = head.norm.size;
     uint16_t* normed = static_cast<uint16_t*>(scratch(8, rows * width * 2));
-    void* shared = scratch(3, (rows + TILE_ROWS) * (width + TILE_IN) * sizeof(float));
+    void* shared = scratch(3, shared_bytes(head.num_rows, static_cast<int>(width)));
     TeamBarrier barrier;
 #pragma omp parallel num_threads(num_threads)
     {

@@ -112,5 +112,18 @@ SL_INLINE f32x16 exp(f32x16 x) {
     return x < -87.0f ? splat(0.0f) : scaled;
 }
 
+// While it lives, this thread takes and gives zeros for subnormal numbers, as AMX does.
+#if defined(__SSE__)
+struct FlushSubnormals {
+    unsigned saved = _mm_getcsr();
+    FlushSubnormals() { _mm_setcsr(saved | 0x8040); }
+    ~FlushSubnormals() { _mm_setcsr(saved); }
+};
+#else
+struct FlushSubnormals {
+    FlushSubnormals() {}
+};
+#endif
+
 }  // namespace
 }  // namespace slipstream
