@@ -123,4 +123,6 @@ def _load(
     checkpoint = open_checkpoint(path)
     model = load_model(checkpoint, dtype, kernels=open_kernels())
     checkpoint.finish()
-    return model, load_tokenizer(tokenizer_path or path)
+    if tokenizer_path is not None:
+        return model, load_tokenizer(tokenizer_path)
+    return model, load_tokenizer(path, checkpoint.gguf_metadata)

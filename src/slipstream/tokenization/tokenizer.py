@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slipstream.errors import InvalidRequestError, TokenizerError, WeightsError
 from slipstream.tokenization.file_tokenizer import tokenizer_from_files
+from slipstream.tokenization.gguf_keys import Metadata
 from slipstream.tokenization.gguf_tokenizer import has_vocabulary, tokenizer_from_gguf
 from slipstream.tokenization.parts import TokenizerParts
 from slipstream.weights.gguf_reader import read_gguf
@@ -103,23 +104,20 @@ class Tokenizer:
         return self._token_bytes
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, gguf_metadata: Metadata | None = None) -> Tokenizer:
     """The tokenizer of the checkpoint at `path`, a folder or a weights file.
 
     A GGUF file's own vocabulary comes first; every other checkpoint has a tokenizer.json.
 
+    Args:
+        gguf_metadata: Of the GGUF file that `path` is or holds, where it was read before.
     Raises:
         TokenizerError: There is none, or it is broken or of a kind that is not supported.
     """
     folder = path if path.is_dir() else path.parent
     gguf_path = _gguf_file(path)
     if gguf_path is not None:
-        try:
-            metadata = read_gguf(gguf_path).metadata
-        except WeightsError as error:
-            raise TokenizerError(
-                f"no tokenizer from {gguf_path}: {error.message}", hint=error.hint
-            ) from error
+        metadata = gguf_metadata or _read_metadata(gguf_path)
         if has_vocabulary(metadata):
             return Tokenizer(tokenizer_from_gguf(metadata))
     if (folder / "tokenizer.json").is_file():
@@ -129,6 +127,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
         + ("" if gguf_path is None else f", and {gguf_path.name} holds weights only"),
         hint="a tokenizer.model alone is not read; save the tokenizer as tokenizer.json",
     )
+
+
+def _read_metadata(path: Path) -> Metadata:
+    try:
+        return read_gguf(path).metadata
+    except WeightsError as error:
+        raise TokenizerError(
+            f"no tokenizer from {path}: {error.message}", hint=error.hint
+        ) from error
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -9,7 +9,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from slipstream.cli.serve import Messages
+from slipstream.cli.serve_messages import Messages
 from slipstream.engine.messages import EngineInfo
 
 URL = "http://127.0.0.1:8000"

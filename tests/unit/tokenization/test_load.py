@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from slipstream.errors import InvalidRequestError, TokenizerError
 from slipstream.tokenization.tokenizer import load_tokenizer
+from slipstream.weights.gguf_reader import read_gguf
 from tests.support.tiny import CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, write_tiny_tokenizer
 from tests.unit.tokenization.vocabularies import Metadata, byte_level_metadata
 
@@ -269,3 +270,14 @@ def test_tokenization_does_not_import_torch() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metadata_that_was_read_before_are_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "w.gguf"
+    write_gguf(path, byte_level_metadata())
+    from_file = load_tokenizer(path)
+    metadata = read_gguf(path).metadata
+    path.write_bytes(b"")
+    again = load_tokenizer(path, metadata)
+    assert again.fingerprint_items() == from_file.fingerprint_items()
+    assert again.encode("the sea") == from_file.encode("the sea")
