@@ -1,7 +1,8 @@
 """Measure what `slipstream serve` costs to have: seconds from start to ready, and memory.
 
 Every round starts the service on a free port, waits for `GET /ready`, streams a first and a second
-answer (equally long prompts without a common prefix), then further requests, and stops it. Usage:
+answer (equally long prompts without a common prefix), and stops it; the last round goes on with
+further requests first. Usage:
 
     python benchmarks/service_footprint.py [--rounds 5] [--requests 100] [--set SECTION.KEY=VALUE]
         [--out FILE.json]
@@ -59,6 +60,7 @@ class Round:
     Attributes:
         live_s, ready_s: From the start of the process to the first answer, and to ready.
         first_ms, second_ms: Time to the first token of the first two requests, as a client sees it.
+        num_requests: Requests before `after_requests` was read.
     """
 
     live_s: float
@@ -66,6 +68,7 @@ class Round:
     first_ms: float
     second_ms: float
     at_start: Memory
+    num_requests: int
     after_requests: Memory
 
 
@@ -165,13 +168,14 @@ def _round(settings: Sequence[str], num_requests: int) -> Round:
         live_s, ready_s = service.wait_until_ready()
         at_start = service.memory()
         model = service.model()
-        times_ms = [service.ask(model, index) for index in range(max(2, num_requests))]
+        times_ms = [service.ask(model, index) for index in range(num_requests)]
         return Round(
             live_s=round(live_s, 3),
             ready_s=round(ready_s, 3),
             first_ms=round(times_ms[0], 1),
             second_ms=round(times_ms[1], 1),
             at_start=at_start,
+            num_requests=num_requests,
             after_requests=service.memory(),
         )
     finally:
@@ -179,7 +183,7 @@ def _round(settings: Sequence[str], num_requests: int) -> Round:
 
 
 def main() -> None:
-    """Run all rounds, print a line each, write the file if asked to."""
+    """Run all rounds, print a line each and the medians, write the file if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=100)
@@ -191,8 +195,9 @@ def main() -> None:
     flags = [text for setting in args.settings for text in ("--set", setting)]
     provenance = read_provenance([*shown, *flags], [], SystemClock())
     rounds = []
-    for _ in range(args.rounds):
-        rounds.append(_round(flags, args.requests))
+    for index in range(args.rounds):
+        is_last = index == args.rounds - 1
+        rounds.append(_round(flags, max(2, args.requests) if is_last else 2))
         sys.stdout.write(f"{json.dumps(asdict(rounds[-1]))}\n")
         sys.stdout.flush()
     summary = {
@@ -200,14 +205,13 @@ def main() -> None:
         "first_ms": statistics.median(item.first_ms for item in rounds),
         "second_ms": statistics.median(item.second_ms for item in rounds),
         "at_start_mib": statistics.median(item.at_start.without_kv for item in rounds),
-        "after_requests_mib": statistics.median(item.after_requests.without_kv for item in rounds),
+        "after_requests_mib": rounds[-1].after_requests.without_kv,
     }
-    sys.stdout.write(f"medians: {json.dumps(summary)}\n")
+    sys.stdout.write(f"{json.dumps(summary)}\n")
     if args.out is not None:
         document = {
             "provenance": asdict(provenance),
-            "num_requests": args.requests,
-            "medians": summary,
+            "summary": summary,
             "rounds": [asdict(item) for item in rounds],
         }
         args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
