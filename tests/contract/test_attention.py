@@ -91,7 +91,9 @@ def shape(request: pytest.FixtureRequest) -> AttentionShape:
     return SHAPES[request.param]
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    params=[torch.float32, torch.bfloat16, torch.int8], ids=["float32", "bfloat16", "int8"]
+)
 def world(request: pytest.FixtureRequest, shape: AttentionShape) -> World:
     return World(shape, request.param)
 

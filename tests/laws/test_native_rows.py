@@ -38,10 +38,15 @@ def kernels() -> KernelLibrary:
         pytest.skip(str(error))
 
 
-def make_runner(path: Path, dtype: torch.dtype, kernels: KernelLibrary | None) -> Runner:
+def make_runner(
+    path: Path,
+    dtype: torch.dtype,
+    kernels: KernelLibrary | None,
+    kv_dtype: torch.dtype | None = None,
+) -> Runner:
     model = load_model(open_checkpoint(path), dtype, kernels=kernels)
     shape = model.hparams
-    storage = KvStorage(512, shape.num_layers, shape.kv_heads, shape.head_dim, dtype)
+    storage = KvStorage(512, shape.num_layers, shape.kv_heads, shape.head_dim, kv_dtype or dtype)
     return Runner(model, storage)
 
 
@@ -60,13 +65,14 @@ def logits_by(runner: Runner, cuts: Sequence[int], seed: int) -> Tensor:
     return torch.cat(parts)
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("head_dim", [16, 32])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_in_any_chunks_give_the_same_logits(
-    tmp_path: Path, kernels: KernelLibrary, family: str, head_dim: int
+    tmp_path: Path, kernels: KernelLibrary, family: str, head_dim: int, kv_dtype: torch.dtype
 ) -> None:
     path = write_tiny_checkpoint(tmp_path, family, head_dim=head_dim)
-    runner = make_runner(path, torch.bfloat16, kernels)
+    runner = make_runner(path, torch.bfloat16, kernels, kv_dtype)
     assert runner.numerics()["linear"].startswith("native")
     whole = logits_by(runner, [NUM_TOKENS], 0)
     for seed, cuts in enumerate(([1] * NUM_TOKENS, [3, 17, 33, 17], [64, 6], [5, 1, 64]), 1):

@@ -51,6 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], torch.dtype, torch.dtype]] = {
     "gemma3-float32": ("gemma3_text", {}, torch.float32, torch.float32),
     "gemma3-bfloat16": ("gemma3_text", ODD_SIZES, torch.bfloat16, torch.bfloat16),
     "smollm2-float32": ("llama", SMOLLM2_SIZES, torch.float32, torch.float32),
+    "smollm2-int8-kv": ("llama", SMOLLM2_SIZES, torch.bfloat16, torch.int8),
+    "gemma3-int8-kv": ("gemma3_text", ODD_SIZES, torch.float32, torch.int8),
     "smollm2-bfloat16": ("llama", SMOLLM2_SIZES, torch.bfloat16, torch.bfloat16),
 }
 PROMPT_LEN = 300  # more than two key blocks, more than one tile

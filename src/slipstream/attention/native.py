@@ -17,8 +17,15 @@ from slipstream.kernels.library import KernelLibrary
 _FEW_ROWS = 16
 
 
+_KV_FORMATS = {
+    torch.float32: structs.KV_FLOAT32,
+    torch.bfloat16: structs.KV_BFLOAT16,
+    torch.int8: structs.KV_INT8,
+}
+
+
 class KvTensors(Protocol):
-    """Keys and values by layer, [slots, kv_heads, head_dim] each; `kv.storage.KvStorage` is one."""
+    """Stored keys and values by layer, and scales of codes; `kv.storage.KvStorage` is one."""
 
     @property
     def keys(self) -> Sequence[Tensor]:
@@ -27,6 +34,14 @@ class KvTensors(Protocol):
     @property
     def values(self) -> Sequence[Tensor]:
         """Values of each layer."""
+
+    @property
+    def key_scales(self) -> Sequence[Tensor]:
+        """[slots, kv_heads] float32 of each layer; empty unless keys are int8."""
+
+    @property
+    def value_scales(self) -> Sequence[Tensor]:
+        """The same for values."""
 
 
 class NativeAttention:
@@ -103,6 +118,7 @@ class NativePreparedAttention:
             out.data_ptr(),
             shape.num_heads * shape.head_dim,
             structs.TO_FLOAT32,
+            *scale_addresses(storage, layer),  # type: ignore[arg-type]  # a KvTensors
         )
         self._library.functions.sl_attend(
             self._library.isa, torch.get_num_threads(), ctypes.byref(attention)
@@ -119,12 +135,19 @@ def struct_of(shape: AttentionShape, kv_dtype: torch.dtype) -> structs.Attention
     """The shape as C sees it.
 
     Args:
-        kv_dtype: float32 or bfloat16, of stored keys and values.
+        kv_dtype: float32, bfloat16 or int8, of stored keys and values.
     """
-    kv_format = {torch.float32: structs.KV_FLOAT32, torch.bfloat16: structs.KV_BFLOAT16}[kv_dtype]
+    kv_format = _KV_FORMATS[kv_dtype]
     return structs.AttentionShape(
         shape.num_heads, shape.kv_heads, shape.head_dim, kv_format, shape.scale
     )
+
+
+def scale_addresses(storage: KvTensors, layer: int) -> tuple[int | None, int | None]:
+    """Where the scales of a layer's keys and values lie; None where they have none."""
+    if not storage.key_scales:
+        return None, None
+    return storage.key_scales[layer].data_ptr(), storage.value_scales[layer].data_ptr()
 
 
 def _tiles(branches: Sequence[Rows], positions: IntArray) -> IntArray:

@@ -54,7 +54,7 @@ UNAVAILABLE_VALUES: dict[str, dict[str, str]] = {
     "kind": dict.fromkeys(("eagle", "eagle3", "mtp", "dflash", "dspark"), "it needs a draft net")
     | dict.fromkeys(("acceptance", "goodput"), "use the cost controller"),
     "dtype": {"float16": "weights are held in bfloat16 or float32"},
-    "kv_dtype": dict.fromkeys(("int8", "fp8", "q8"), "8-bit caches are not offered"),
-    "draft_kv_dtype": dict.fromkeys(("int8", "fp8", "q8"), "8-bit caches are not offered"),
+    "kv_dtype": dict.fromkeys(("fp8", "q8", "q8_0"), "the 8-bit cache is int8"),
+    "draft_kv_dtype": dict.fromkeys(("fp8", "q8", "q8_0"), "the 8-bit cache is int8"),
 }
 """Field name -> value -> why this version refuses it."""

@@ -11,6 +11,7 @@ from slipstream.config.model import ModelConfig
 from slipstream.config.speculation import DraftModelConfig
 from slipstream.errors import ConfigError, VocabularyMismatchError
 from slipstream.kernels.library import open_kernels
+from slipstream.kv.storage import kv_bytes_per_token
 from slipstream.models.decoder import Model
 from slipstream.models.load import load_model
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -20,6 +21,7 @@ from slipstream.weights.progress import Progress, SilentProgress
 from slipstream.weights.sources import resolve_source
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_KV_DTYPES = _DTYPES | {"int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,14 @@ class LoadedModel:
 
     def kv_dtype(self, setting: str) -> torch.dtype:
         """Type of keys and values; `auto` is that of the weights."""
-        return _DTYPES.get(setting, self.dtype)
+        return _KV_DTYPES.get(setting, self.dtype)
 
     def kv_bytes_per_token(self, setting: str) -> int:
         """Bytes of one token's keys and values over all layers."""
         hparams = self.model.hparams
-        per_layer = 2 * hparams.kv_heads * hparams.head_dim * self.kv_dtype(setting).itemsize
-        return hparams.num_layers * per_layer
+        return kv_bytes_per_token(
+            hparams.num_layers, hparams.kv_heads, hparams.head_dim, self.kv_dtype(setting)
+        )
 
 
 def load_target(config: ModelConfig, progress: Progress | None = None) -> LoadedModel:

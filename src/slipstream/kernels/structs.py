@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
 TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
-KV_FLOAT32, KV_BFLOAT16 = 0, 1
+KV_FLOAT32, KV_BFLOAT16, KV_INT8 = 0, 1, 2
 GATES = {"silu": 0, "gelu_tanh": 1}
 MAX_TILE_ROWS = 32
 STAGES = (
@@ -93,6 +93,8 @@ class Attention(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("q_stride", ctypes.c_int64),
         ("store", ctypes.c_int32),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
     )
 
 
@@ -119,6 +121,8 @@ class Projection(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("q_norm", Norm),
         ("k_norm", Norm),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
     )
 
 
@@ -152,6 +156,8 @@ class Layer(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("tap", ctypes.c_void_p),
         ("plan", ctypes.c_int32),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
     )
 
 

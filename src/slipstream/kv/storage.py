@@ -18,14 +18,17 @@ class KvStorage:
     Everything starts as zero, so a row that attention masks out by a zero weight adds exact zeros
     even where it was never written. Untouched memory costs nothing until it is written. Whoever
     computes keys and values hands them over in any float dtype; what is read back is the stored,
-    rounded one. Attention reads through `gather` or, for these dtypes, `keys` and `values`; an
-    8-bit storage would scale in `gather`.
+    rounded one. Attention reads through `gather` or `keys` and `values`. In int8 each token's key
+    and value of a head are codes of -127 to 127 with one scale, from that token's row alone.
 
     Args:
         num_slots: `KvCache.num_slots`; the first page is scratch, for rows that only pad.
         num_layers, kv_heads, head_dim: Shape of the model's attention.
-        dtype: float32 or bfloat16 (float16 works where the device has it).
+        dtype: float32, bfloat16 or int8 (float16 works where the device has it).
         device: Where the memory lies.
+    Attributes:
+        keys, values: By layer, [slots, kv_heads, head_dim].
+        key_scales, value_scales: By layer, [slots, kv_heads] float32; empty unless in int8.
     """
 
     def __init__(
@@ -48,7 +51,16 @@ class KvStorage:
         )
         self.keys: tuple[Tensor, ...] = self._rows[:num_layers].unbind()
         self.values: tuple[Tensor, ...] = self._rows[num_layers:].unbind()
-        self.bytes_per_token = 2 * num_layers * kv_heads * head_dim * dtype.itemsize
+        self.key_scales: tuple[Tensor, ...] = ()
+        self.value_scales: tuple[Tensor, ...] = ()
+        self._copied = [self._rows]
+        if dtype == torch.int8:
+            shape = (2 * num_layers, num_slots, kv_heads)
+            scales = _zeros(shape, dtype=torch.float32, device=self.device)
+            self.key_scales = scales[:num_layers].unbind()
+            self.value_scales = scales[num_layers:].unbind()
+            self._copied.append(scales)
+        self.bytes_per_token = kv_bytes_per_token(num_layers, kv_heads, head_dim, dtype)
 
     def write(
         self,
@@ -58,12 +70,26 @@ class KvStorage:
         values: Tensor,  # [tokens, kv_heads, head_dim]
     ) -> None:
         """Store the rows of one layer, rounded to `dtype`."""
+        if self.dtype == torch.int8:
+            keys, key_scales = _codes(keys)
+            values, value_scales = _codes(values)
+            self.key_scales[layer].index_copy_(0, slots, key_scales)
+            self.value_scales[layer].index_copy_(0, slots, value_scales)
         self.keys[layer].index_copy_(0, slots, keys.to(self.dtype))
         self.values[layer].index_copy_(0, slots, values.to(self.dtype))
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of `slots` ([n] int64) in that order, each [n, kv_heads, head_dim]."""
-        return self.keys[layer].index_select(0, slots), self.values[layer].index_select(0, slots)
+        """Keys and values of `slots` ([n] int64) in that order, each [n, kv_heads, head_dim].
+
+        Of `dtype`, or float32 where that is int8.
+        """
+        keys = self.keys[layer].index_select(0, slots)
+        values = self.values[layer].index_select(0, slots)
+        if self.dtype != torch.int8:
+            return keys, values
+        key_scales = self.key_scales[layer].index_select(0, slots)
+        value_scales = self.value_scales[layer].index_select(0, slots)
+        return keys * key_scales.unsqueeze(-1), values * value_scales.unsqueeze(-1)
 
     def copy(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> None:
         """Copy rows from slot to slot in all layers, bit for bit, as `Lease.compact` asks.
@@ -77,7 +103,28 @@ class KvStorage:
             return
         from_slots = torch.from_numpy(sources).to(self.device)
         to_slots = torch.from_numpy(targets).to(self.device)
-        self._rows.index_copy_(1, to_slots, self._rows.index_select(1, from_slots))
+        for tensor in self._copied:
+            tensor.index_copy_(1, to_slots, tensor.index_select(1, from_slots))
+
+
+def kv_bytes_per_token(num_layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values over all layers, scales included."""
+    head_bytes = head_dim * dtype.itemsize
+    if dtype == torch.int8:
+        head_bytes += torch.float32.itemsize
+    return 2 * num_layers * kv_heads * head_bytes
+
+
+def _codes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[tokens, kv_heads, head_dim] -> int8 codes and their [tokens, kv_heads] float32 scales.
+
+    The scale takes a head's greatest number to 127. The twin of `keep_codes` in pointwise.cpp.
+    """
+    rows = rows.float()
+    scales = rows.abs().amax(-1) / 127
+    divisors = torch.where(scales > 0, scales, 1).unsqueeze(-1)
+    codes = torch.where(scales.unsqueeze(-1) > 0, rows / divisors, 0)
+    return codes.round().clamp(-127, 127).to(torch.int8), scales
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:

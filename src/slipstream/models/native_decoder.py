@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from slipstream.attention.backend import AttentionBackend
-from slipstream.attention.native import NativeAttention, NativePreparedAttention, struct_of
+from slipstream.attention.native import (
+    NativeAttention,
+    NativePreparedAttention,
+    scale_addresses,
+    struct_of,
+)
 from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
@@ -127,6 +132,7 @@ class NativeDecoder:
             struct.sines = sin.data_ptr() + offset  # a table's first half is negated
             struct.keys = storage.keys[index].data_ptr()
             struct.values = storage.values[index].data_ptr()
+            struct.key_scales, struct.value_scales = scale_addresses(storage, index)
             struct.tap = taps[index].data_ptr() if index in taps else None
 
     def _run_layers(self, hidden: Tensor, inputs: DecoderInput, storage: KvStorage) -> None:

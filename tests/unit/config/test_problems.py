@@ -146,8 +146,8 @@ def test_secret_in_a_flag_or_variable_is_refused() -> None:
         ("speculation.verification", "typical"),
         ("speculation.drafters", ["eagle3"]),
         ("speculation.controller", "goodput"),
-        ("memory.kv_dtype", "int8"),
-        ("memory.draft_kv_dtype", "int8"),
+        ("memory.kv_dtype", "fp8"),
+        ("memory.draft_kv_dtype", "q8_0"),
     ],
 )
 def test_what_this_version_does_not_offer_is_refused_by_name(path: str, value: object) -> None:

@@ -16,6 +16,7 @@ from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
 from slipstream.kv.storage import KvStorage
 
 _NUM_SLOTS = 400
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +30,9 @@ def _threads() -> Iterator[None]:
 def make_storage(shape: AttentionShape, dtype: torch.dtype) -> KvStorage:
     storage = KvStorage(_NUM_SLOTS, 1, shape.kv_heads, shape.head_dim, dtype)
     generator = torch.Generator().manual_seed(1)
-    for tensor in (storage.keys[0], storage.values[0]):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    size = (_NUM_SLOTS, shape.kv_heads, shape.head_dim)
+    keys, values = (torch.randn(size, generator=generator) for _ in range(2))
+    storage.write(0, torch.arange(_NUM_SLOTS), keys, values)
     return storage
 
 
@@ -102,7 +104,7 @@ def alone(
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_heads", "kv_heads", "head_dim"), [(6, 2, 64), (5, 1, 128), (4, 4, 16), (2, 1, 80)]
 )
@@ -120,18 +122,20 @@ def test_results_are_close_to_the_exact_ones(
     branch = Branch(np.arange(20), np.arange(80, 100), scattered_slots(100))
     got = attend(NativeAttention(shape, library), queries, storage, [branch], window)
     expected = exact(shape, queries, storage, branch, window)
-    # On AMX tiles the weights of bfloat16 values are bfloat16 too.
-    is_rounded = library.isa_name == "amx" and dtype == torch.bfloat16 and head_dim % 32 == 0
+    # On AMX tiles weights are bfloat16, but for float32 values.
+    is_rounded = library.isa_name == "amx" and dtype != torch.float32 and head_dim % 32 == 0
     assert torch.allclose(got.double(), expected, rtol=1e-5, atol=4e-3 if is_rounded else 2e-6)
 
 
 @pytest.mark.parametrize("window", [None, 33, 140])
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.bfloat16), (96, torch.bfloat16), (64, torch.int8)]
+)
 def test_rows_have_the_same_bits_at_any_cut_into_passes_and_threads(
-    library: KernelLibrary, window: int | None, head_dim: int
+    library: KernelLibrary, window: int | None, head_dim: int, dtype: torch.dtype
 ) -> None:
     shape = make_shape(head_dim=head_dim)
-    storage, queries = make_storage(shape, torch.bfloat16), queries_for(shape, 310)
+    storage, queries = make_storage(shape, dtype), queries_for(shape, 310)
     backend, slots = NativeAttention(shape, library), paged_slots(390)
     branch = Branch(np.arange(310), np.arange(80, 390), slots)
     whole = attend(backend, queries, storage, [branch], window)
@@ -192,7 +196,7 @@ def test_threads_change_no_bit(library: KernelLibrary, num_threads: int) -> None
     assert torch.equal(attend(backend, queries, storage, [branch]), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_backends_of_one_name_agree_to_the_last_bit(
     library: KernelLibrary, dtype: torch.dtype
 ) -> None:

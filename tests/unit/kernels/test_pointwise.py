@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
+from slipstream.kv.storage import KvStorage
 
 
 def address(tensor: Tensor) -> ctypes.c_void_p:
@@ -112,3 +113,28 @@ def test_keys_are_stored_rotated_and_values_as_they_are(
     assert torch.allclose(after[:, :num_heads].double(), expected[:, :num_heads], atol=1e-5)
     assert torch.equal(keys[slots], after[:, num_heads : num_heads + kv_heads].to(dtype))
     assert torch.equal(values[slots], before[:, num_heads + kv_heads :].to(dtype))
+
+
+@pytest.mark.parametrize("dim", [16, 24, 64])
+def test_int8_codes_are_those_that_the_storage_writes(library: KernelLibrary, dim: int) -> None:
+    num_heads, kv_heads, rows = 4, 2, 5
+    qkv = random(rows, (num_heads + 2 * kv_heads) * dim)
+    qkv[1] = 0
+    qkv[2] *= 1e-30
+    native, plain = (KvStorage(8, 1, kv_heads, dim, torch.int8) for _ in range(2))
+    cos, sin = torch.ones(20, dim), torch.zeros(20, dim)
+    positions, slots = torch.tensor([3, 4, 5, 9, 19]), torch.tensor([7, 2, 0, 5, 1])
+    before = qkv.clone().view(rows, -1, dim)
+    tensors = (qkv, cos, sin, positions, slots, native.keys[0], native.values[0])
+    projection = structs.Projection(*(tensor.data_ptr() for tensor in tensors))
+    projection.key_scales = native.key_scales[0].data_ptr()
+    projection.value_scales = native.value_scales[0].data_ptr()
+    shape = structs.AttentionShape(num_heads, kv_heads, dim, structs.KV_INT8, 1.0)
+    library.functions.sl_rotate_and_store(
+        library.isa, ctypes.byref(projection), ctypes.byref(shape), rows
+    )
+    plain.write(0, slots, before[:, num_heads:-kv_heads], before[:, -kv_heads:])
+    assert torch.equal(native.keys[0], plain.keys[0])
+    assert torch.equal(native.values[0], plain.values[0])
+    assert torch.equal(native.key_scales[0], plain.key_scales[0])
+    assert torch.equal(native.value_scales[0], plain.value_scales[0])

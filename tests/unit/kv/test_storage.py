@@ -93,9 +93,42 @@ def test_copying_nothing_is_allowed() -> None:
     assert not storage.keys[0].any()
 
 
+def test_int8_keeps_a_head_of_a_token_within_half_a_step_of_its_own_scale() -> None:
+    storage = small_storage(torch.int8)
+    keys, values = 3 * random_rows(3, seed=1), random_rows(3, seed=2)
+    slots = torch.tensor([5, 4, 20])
+    storage.write(1, slots, keys, values)
+    for rows, got in zip((keys, values), storage.gather(1, slots), strict=True):
+        step = rows.abs().amax(-1, keepdim=True) / 127
+        assert got.dtype == torch.float32
+        assert bool(((got - rows).abs() <= 0.501 * step).all())
+
+
+def test_int8_rows_have_the_same_bits_whatever_is_written_with_them() -> None:
+    together, alone = small_storage(torch.int8), small_storage(torch.int8)
+    rows = torch.cat((random_rows(3), torch.zeros(1, 2, 8), 1e30 * random_rows(1, seed=3)))
+    slots = torch.tensor([2, 3, 9, 5, 7])
+    together.write(0, slots, rows, -rows)
+    for i in range(5):
+        alone.write(0, slots[i : i + 1], rows[i : i + 1], -rows[i : i + 1])
+    for got, expected in zip(together.gather(0, slots), alone.gather(0, slots), strict=True):
+        assert torch.equal(got, expected)
+        assert not got[3].any()
+
+
+def test_an_int8_copy_takes_scales_along() -> None:
+    storage = small_storage(torch.int8)
+    storage.write(2, torch.tensor([4, 5]), random_rows(2), 7 * random_rows(2, seed=1))
+    wanted = storage.gather(2, torch.tensor([5]))
+    storage.copy(np.array([5]), np.array([4]))
+    got = storage.gather(2, torch.tensor([4]))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert small_storage(torch.bfloat16).bytes_per_token == 2 * 3 * 2 * 8 * 2
     assert small_storage(torch.float32).bytes_per_token == 2 * 3 * 2 * 8 * 4
+    assert small_storage(torch.int8).bytes_per_token == 2 * 3 * 2 * (8 + 4)
 
 
 def test_layers_are_contiguous_and_start_at_a_cache_line() -> None:

@@ -118,13 +118,28 @@ void fetch(const Attention& a, const void* stored, const int64_t* slots, int hea
     }
 }
 
+// Codes, as the numbers that they stand for.
+void fetch_codes(const Attention& a, const void* stored, const float* scales, const int64_t* slots,
+                 int head, int count, float* to) {
+    const int dim = a.shape->head_dim;
+    for (int j = 0; j < count; j++) {
+        const int64_t at = slots[j] * a.shape->kv_heads + head;
+        const int8_t* row = static_cast<const int8_t*>(stored) + at * dim;
+        for (int d = 0; d < dim; d += LANES) store(to + j * dim + d, load(row + d) * scales[at]);
+    }
+}
+
 void fetch_block(const Attention& a, const int64_t* slots, int head, int count, const Work& work) {
-    if (a.shape->kv_format == KV_BF16) {
-        fetch<uint16_t>(a, a.keys, slots, head, count, work.keys);
-        fetch<uint16_t>(a, a.values, slots, head, count, work.values);
-    } else {
-        fetch<float>(a, a.keys, slots, head, count, work.keys);
-        fetch<float>(a, a.values, slots, head, count, work.values);
+    switch (a.shape->kv_format) {
+        case KV_INT8:
+            fetch_codes(a, a.keys, a.key_scales, slots, head, count, work.keys);
+            return fetch_codes(a, a.values, a.value_scales, slots, head, count, work.values);
+        case KV_BF16:
+            fetch<uint16_t>(a, a.keys, slots, head, count, work.keys);
+            return fetch<uint16_t>(a, a.values, slots, head, count, work.values);
+        default:
+            fetch<float>(a, a.keys, slots, head, count, work.keys);
+            fetch<float>(a, a.values, slots, head, count, work.values);
     }
 }
 

@@ -11,7 +11,8 @@ constexpr int KEY_BLOCK = 32;  // positions [32 b, 32 b + 32): blocks are fixed 
 constexpr int SECTION = 128;   // positions [128 s, 128 s + 128): each is summed by itself, then added
 constexpr int SECTION_BLOCKS = SECTION / KEY_BLOCK;
 
-enum KvFormat : int32_t { KV_F32 = 0, KV_BF16 = 1 };
+// KV_INT8: codes of -127 to 127 and one scale for each slot and key head.
+enum KvFormat : int32_t { KV_F32 = 0, KV_BF16 = 1, KV_INT8 = 2 };
 
 struct AttentionShape {
     int32_t num_heads, kv_heads, head_dim;  // head_dim a multiple of 16
@@ -47,6 +48,8 @@ struct Attention {
     void* out;  // [rows, num_heads * head_dim] float32 or bf16
     int64_t q_stride;
     int32_t store;  // TO_F32 or TO_BF16
+    const float* key_scales;  // [slots, kv_heads], of codes
+    const float* value_scales;
 };
 
 // Work for one thread: some sections of a tile for some key heads.
@@ -75,7 +78,7 @@ inline int64_t partial_size(const AttentionShape& shape, int num_rows, int num_h
 Units cut_units(const AttentionShape& shape, const AttentionPlan& plan, int num_threads, int which);
 
 // `counters`: [1 + num_groups] zeros before the team starts: the next unit, then finished ones by group.
-// AMX: keys and values in bf16 and head_dim a multiple of 32 only.
+// AMX: keys and values in bf16 or codes, and head_dim a multiple of 32 only.
 void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters);
 void attend_avx512(const Attention& a, const Units& units, std::atomic<int>* counters);
 void attend_portable(const Attention& a, const Units& units, std::atomic<int>* counters);

@@ -1,4 +1,4 @@
-// Attention on AMX tiles, for keys and values in bf16. Lanes (a row's heads that share a key head) are
+// Attention on AMX tiles, for keys and values in bf16 or codes. Lanes (a row's heads that share a key head) are
 // the columns of the scores, so the softmax needs no sums across a vector. Queries enter as two bf16
 // numbers each, of 16 bits together; weights as one, and their sum is that of the rounded ones.
 // A lane's column is computed by itself: in a section all scores, their maximum, the weights, and the
@@ -73,6 +73,8 @@ void attend_section(const Job& job, const Unit& unit, int section, const To& to,
     }
     Keys keys[2 * SECTION_BLOCKS];
     for (int h = 0; h < unit.num_heads; h++) {
+        if (job.has_codes())
+            fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, unit.first_head + h);
         for (int b = blocks.begin; b < blocks.end; b++) {
             const int at = b % SECTION_BLOCKS, start = b * KEY_BLOCK;
             fetch_values(job, start, unit.first_head + h, job.values + size_t(at) * job.dim * 64);
@@ -164,7 +166,9 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
                             heads * tiles * 64 * (dim + 2),
                             64 * (dim + 2),
                             tiles * 64,
-                            tiles * 64};
+                            tiles * 64,
+                            4 * SECTION,
+                            8 * SECTION};
     constexpr int NUM_PARTS = sizeof(sizes) / sizeof(sizes[0]);
     size_t bytes = 0;
     for (size_t size : sizes) bytes += size;
@@ -174,7 +178,8 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     const auto floats = [&](int i) { return reinterpret_cast<float*>(at[i]); };
     const auto numbers = [&](int i) { return reinterpret_cast<int32_t*>(at[i]); };
     Job job{a,     nullptr,   nullptr, nullptr,   int(dim),  int(group), 0,          0,         0,
-            at[0], at[1],     at[2],   floats(3), at[4],     floats(5),  floats(6), numbers(7), numbers(8)};
+            at[0], at[1],     at[2],   floats(3), at[4],     floats(5),  floats(6), numbers(7), numbers(8), floats(9),
+            floats(10)};
     configure_tiles(16);
     for (int i; (i = counters[0].fetch_add(1)) < units.num_units;) {
         const Unit& unit = units.units[i];

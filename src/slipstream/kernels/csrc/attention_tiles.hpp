@@ -67,8 +67,15 @@ struct Job {
     float* part;       // Mix of a section
     int32_t* first;    // [lane tiles][16] first position that a lane sees
     int32_t* last;     // [lane tiles][16] last one; -1 for lanes that only fill a tile
+    float* key_scales;    // [SECTION] of codes, of one head
+    float* value_scales;  // likewise, then their inverses
 
-    int64_t stride() const { return int64_t(a.shape->kv_heads) * dim; }
+    bool has_codes() const { return a.shape->kv_format == KV_INT8; }
+    int64_t head_bytes() const { return has_codes() ? dim : 2 * dim; }
+    // A slot's key or value of a head.
+    const uint8_t* row(const void* stored, int64_t slot, int head) const {
+        return static_cast<const uint8_t*>(stored) + (slot * a.shape->kv_heads + head) * head_bytes();
+    }
     size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
     int64_t mix_size() const { return 16 * (dim + 2); }
     float* scores_at(int head, int t) const {
@@ -83,11 +90,10 @@ struct Job {
     }
     // What lies at positions [begin, end), for some key heads.
     void prefetch(const void* stored, int begin, int end, const Unit& unit) const {
-        const uint16_t* base = static_cast<const uint16_t*>(stored) + int64_t(unit.first_head) * dim;
         if (end > newest + 1) end = newest + 1;
         for (int j = begin; j < end; j++)
-            for (int d = 0; d < unit.num_heads * dim; d += 32)
-                _mm_prefetch((const char*)(base + slots[j] * stride() + d), _MM_HINT_T1);
+            for (int64_t i = 0; i < unit.num_heads * head_bytes(); i += 64)
+                _mm_prefetch((const char*)(row(stored, slots[j], unit.first_head) + i), _MM_HINT_T1);
     }
 };
 
@@ -124,6 +130,26 @@ void pack_queries(const Job& job, int kv_head, uint8_t* packed) {
         }
 }
 
+// 32 numbers of a stored row from dim d on, in bf16. Codes are whole numbers, which bf16 holds.
+SL_INLINE __m512i load_row(const Job& job, const uint8_t* row, int d) {
+    if (!job.has_codes()) return _mm512_loadu_si512(row + 2 * d);
+    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(row + d)));
+    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(row + d + 16)));
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
+
+// Scales of a head at positions [begin, end) of a section.
+void fetch_scales(const Job& job, int begin, int end, int head) {
+    constexpr float SMALLEST = 1e-30f;  // the inverse must be finite; a row of zeros has 0
+    for (int i = begin; i < end; i++) {
+        const int64_t at = i <= job.newest ? job.slots[i] * job.a.shape->kv_heads + head : -1;
+        const float scale = at < 0 ? 0.0f : job.a.value_scales[at];
+        job.key_scales[i % SECTION] = at < 0 ? 0.0f : job.a.key_scales[at];
+        job.value_scales[i % SECTION] = scale < SMALLEST ? SMALLEST : scale;
+        job.value_scales[SECTION + i % SECTION] = 1.0f / job.value_scales[i % SECTION];
+    }
+}
+
 // Where 16 keys lie, `stride` bytes apart.
 struct Keys {
     const uint8_t* at;
@@ -132,34 +158,31 @@ struct Keys {
 
 // Keys of positions [start, start + 16) of a head; copied where slots do not follow each other.
 Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
-    const uint16_t* stored = static_cast<const uint16_t*>(job.a.keys) + int64_t(head) * job.dim;
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start < 16 ? job.newest + 1 - start : 16;
-    bool is_run = count == 16;
+    bool is_run = count == 16 && !job.has_codes();
     for (int j = 1; is_run && j < 16; j++) is_run = slots[j] == slots[0] + j;
     const size_t width = size_t(job.dim) * 2;
-    if (is_run)
-        return {(const uint8_t*)(stored + slots[0] * job.stride()), size_t(job.stride()) * 2};
+    if (is_run) return {job.row(job.a.keys, slots[0], head), job.a.shape->kv_heads * width};
     for (int j = 0; j < 16; j++)
-        if (j < count)
-            memcpy(copy + j * width, stored + slots[j] * job.stride(), width);
-        else
-            memset(copy + j * width, 0, width);
+        for (int d = 0; d < job.dim; d += 32)
+            _mm512_storeu_si512(copy + j * width + 2 * d,
+                                j < count ? load_row(job, job.row(job.a.keys, slots[j], head), d)
+                                          : _mm512_setzero_si512());
     return {copy, width};
 }
 
 // Interleave a block's values by pairs of keys. Past the newest position come zeros.
 void fetch_values(const Job& job, int start, int head, uint8_t* to) {
-    const uint16_t* stored = static_cast<const uint16_t*>(job.a.values) + int64_t(head) * job.dim;
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start;
     for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
-        const uint16_t* even = stored + (j < count ? slots[j] : 0) * job.stride();
-        const uint16_t* odd = stored + (j + 1 < count ? slots[j + 1] : 0) * job.stride();
+        const uint8_t* even = job.row(job.a.values, j < count ? slots[j] : 0, head);
+        const uint8_t* odd = job.row(job.a.values, j + 1 < count ? slots[j + 1] : 0, head);
         for (int d = 0; d < job.dim; d += 32) {
             const __m512i zero = _mm512_setzero_si512();
-            const __m512i x = j < count ? _mm512_loadu_si512(even + d) : zero;
-            const __m512i y = j + 1 < count ? _mm512_loadu_si512(odd + d) : zero;
+            const __m512i x = j < count ? load_row(job, even, d) : zero;
+            const __m512i y = j + 1 < count ? load_row(job, odd, d) : zero;
             uint8_t* tiles = to + size_t(d / LANES) * TILE;
             _mm512_store_si512(tiles, _mm512_unpacklo_epi16(x, y));
             _mm512_store_si512(tiles + TILE, _mm512_unpackhi_epi16(x, y));
@@ -185,10 +208,15 @@ void score(Keys first, Keys second, const uint8_t* queries, int dim, float* scor
     _tile_stored(1, scores + BLOCK_SCORES / 2, 64);
 }
 
-// The greatest of a block's scores for each lane, after hiding positions that lanes do not see.
-SL_INLINE __m512 greatest(float* scores, const __m512i* limits, int start) {
+// The greatest of a block's scores for each lane, after scaling those of codes and hiding positions
+// that lanes do not see.
+SL_INLINE __m512 greatest(float* scores, const float* scales, const __m512i* limits, int start) {
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
     __m512 top[4] = {hidden, hidden, hidden, hidden};
+    if (scales)
+        for (int j = 0; j < KEY_BLOCK; j++)
+            _mm512_store_ps(scores + 16 * j, _mm512_mul_ps(_mm512_load_ps(scores + 16 * j),
+                                                           _mm512_set1_ps(scales[j])));
     if (limits)
         for (int j = 0; j < KEY_BLOCK; j++) {
             const __m512i at = _mm512_set1_epi32(start + j);
@@ -203,8 +231,11 @@ SL_INLINE __m512 greatest(float* scores, const __m512i* limits, int start) {
     return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
 }
 
-// From a block's scores to weights in bf16; adds them to `total`.
-SL_INLINE __m512 weigh(const float* scores, __m512 base, __m512 total, uint8_t* weights) {
+// From a block's scores to weights in bf16; adds the rounded ones to `total`. Weights of codes enter
+// with the scales of values, and `total` without: `inverses` follow after SECTION scales.
+template <bool HAS_CODES>
+SL_INLINE __m512 weigh(const float* scores, const float* scales, __m512 base, __m512 total,
+                       uint8_t* weights) {
     const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005,
                                             0x160006, 0x170007, 0x180008, 0x190009, 0x1a000a, 0x1b000b,
                                             0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
@@ -212,10 +243,22 @@ SL_INLINE __m512 weigh(const float* scores, __m512 base, __m512 total, uint8_t* 
     __m512i pairs[16];
 #pragma GCC unroll 16
     for (int j = 0; j < 16; j++) {
-        const __m512 even = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j), base));
-        const __m512 odd = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j + 16), base));
+        __m512 even = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j), base));
+        __m512 odd = weight_of(_mm512_sub_ps(_mm512_load_ps(scores + 32 * j + 16), base));
+        if constexpr (HAS_CODES) {
+            even = _mm512_mul_ps(even, _mm512_set1_ps(scales[2 * j]));
+            odd = _mm512_mul_ps(odd, _mm512_set1_ps(scales[2 * j + 1]));
+        }
         pairs[j] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
-        total = _mm512_dpbf16_ps(total, (__m512bh)pairs[j], ones);
+        if constexpr (!HAS_CODES) {
+            total = _mm512_dpbf16_ps(total, (__m512bh)pairs[j], ones);
+            continue;
+        }
+        const float* inverses = scales + SECTION + 2 * j;
+        const __m512 low = (__m512)_mm512_slli_epi32(pairs[j], 16);
+        const __m512 high = (__m512)_mm512_and_si512(pairs[j], _mm512_set1_epi32(int(0xffff0000u)));
+        total = _mm512_fmadd_ps(low, _mm512_set1_ps(inverses[0]), total);
+        total = _mm512_fmadd_ps(high, _mm512_set1_ps(inverses[1]), total);
     }
     transpose(pairs);  // [key pairs][lanes] to [lanes][key pairs]
 #pragma GCC unroll 16
@@ -281,15 +324,21 @@ void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix&
         const int start = b * KEY_BLOCK;
         const bool is_masked =
             job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
-        max = _mm512_max_ps(max, greatest(scores + b % SECTION_BLOCKS * BLOCK_SCORES,
+        const float* scales = job.has_codes() ? job.key_scales + start % SECTION : nullptr;
+        max = _mm512_max_ps(max, greatest(scores + b % SECTION_BLOCKS * BLOCK_SCORES, scales,
                                           is_masked ? limits : nullptr, start));
     }
     // A lane that sees nothing has weights of 2^-inf.
     const __mmask16 is_blind = _mm512_cmp_ps_mask(max, hidden, _CMP_EQ_OQ);
     const __m512 base = _mm512_mask_blend_ps(is_blind, max, _mm512_setzero_ps());
     const int first = blocks.begin % SECTION_BLOCKS, count = blocks.end - blocks.begin;
-    for (int i = 0; i < count; i++)
-        total = weigh(scores + (first + i) * BLOCK_SCORES, base, total, job.weights + i * TILE);
+    for (int i = 0; i < count; i++) {
+        const float* scales = job.value_scales + (first + i) * KEY_BLOCK;
+        const float* of_block = scores + (first + i) * BLOCK_SCORES;
+        uint8_t* weights = job.weights + i * TILE;
+        total = job.has_codes() ? weigh<true>(of_block, scales, base, total, weights)
+                                : weigh<false>(of_block, scales, base, total, weights);
+    }
     _mm512_store_ps(to.max, max);
     _mm512_store_ps(to.total, total);
     if (count > 0)

@@ -59,7 +59,7 @@ Multiply multiply_for(int isa) {
 
 Attend attend_for(int isa, const AttentionShape& shape) {
 #if defined(__x86_64__)
-    if (isa == AMX && shape.kv_format == KV_BF16 && shape.head_dim % 32 == 0) return attend_amx;
+    if (isa == AMX && shape.kv_format != KV_F32 && shape.head_dim % 32 == 0) return attend_amx;
     if (isa != PORTABLE) return attend_avx512;
 #endif
     (void)isa;

@@ -66,13 +66,15 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     member.multiply(layer.qkv, buffers.normed, hidden, buffers.qkv, num_rows, TO_F32);
     watch.mark(QKV);
     member.kernels.rotate_and_store({buffers.qkv, layer.cosines, layer.sines, pass.positions, pass.slots,
-                                     layer.keys, layer.values, layer.q_norm, layer.k_norm},
+                                     layer.keys, layer.values, layer.q_norm, layer.k_norm,
+                                     layer.key_scales, layer.value_scales},
                                     shape, rows);
     team_barrier();
     watch.mark(ROTARY);
     const Attention attention{&shape,       &pass.plans[layer.plan], buffers.qkv,
                               layer.keys,   layer.values,            buffers.mixed,
-                              layer.qkv.num_out, TO_BF16};
+                              layer.qkv.num_out, TO_BF16,
+                              layer.key_scales,  layer.value_scales};
     member.attend(attention, member.units[layer.plan], member.counters + index * member.num_counters);
     team_barrier();
     watch.mark(ATTENTION);

@@ -28,6 +28,8 @@ struct Layer {
     void* values;
     float* tap;    // [rows, hidden] takes the layer's output, or null
     int32_t plan;  // index in Pass::plans
+    float* key_scales;  // [slots, kv_heads], of codes
+    float* value_scales;
 };
 
 struct Pass {

@@ -56,6 +56,25 @@ void rotate(float* head, const float* cosines, const float* sines, int half) {
     }
 }
 
+// A head as codes; the scale takes its greatest number to 127. Source: kv/storage.py has the twin.
+float keep_codes(const float* x, int8_t* codes, int dim) {
+    f32x16 greatest = {};
+    for (int i = 0; i < dim; i += LANES) {
+        const f32x16 v = load_some(x + i, dim - i);
+        greatest = max(greatest, v < 0.0f ? -v : v);
+    }
+    const float scale = max(greatest) / 127.0f;
+    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    for (int i = 0; i < dim; i += LANES) {
+        f32x16 v = scale > 0.0f ? load_some(x + i, dim - i) / scale : f32x16{};
+        v = (v + magic) - magic;
+        v = v > 127.0f ? splat(127.0f) : v;
+        v = v < -127.0f ? splat(-127.0f) : v;
+        store_some(codes + i, v, dim - i);
+    }
+    return scale;
+}
+
 void keep(const float* x, void* storage, int64_t at, int count, int format) {
     for (int i = 0; i < count; i += LANES) {
         const f32x16 v = load_some(x + i, count - i);
@@ -106,6 +125,16 @@ void SL_NAME(rotate_and_store)(const Projection& p, const AttentionShape& shape,
             rotate(qkv + h * dim, p.cosines + p.positions[row] * dim, p.sines + p.positions[row] * dim, half);
         }
         const int width = shape.kv_heads * dim;
+        if (shape.kv_format == KV_INT8) {
+            for (int h = 0; h < shape.kv_heads; h++) {
+                const int64_t at = p.slots[row] * shape.kv_heads + h;
+                p.key_scales[at] = keep_codes(qkv + (shape.num_heads + h) * dim,
+                                              static_cast<int8_t*>(p.keys) + at * dim, dim);
+                p.value_scales[at] = keep_codes(qkv + (num_rotated + h) * dim,
+                                                static_cast<int8_t*>(p.values) + at * dim, dim);
+            }
+            continue;
+        }
         keep(qkv + shape.num_heads * dim, p.keys, p.slots[row] * width, width, shape.kv_format);
         keep(qkv + num_rotated * dim, p.values, p.slots[row] * width, width, shape.kv_format);
     }

@@ -23,6 +23,8 @@ struct Projection {
     void* keys;                // [slots, kv_heads, head_dim]
     void* values;
     Norm q_norm, k_norm;
+    float* key_scales;  // [slots, kv_heads], of codes
+    float* value_scales;
 };
 
 #define SL_DECLARE_POINTWISE(variant)                                                             \

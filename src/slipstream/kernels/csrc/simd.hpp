@@ -22,6 +22,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 #define SL_INLINE inline __attribute__((always_inline))
 
@@ -40,6 +41,17 @@ SL_INLINE f32x16 load(const uint16_t* p) {
     u16x16 h;
     memcpy(&h, p, 32);
     return of_bits(__builtin_convertvector(h, u32x16) << 16);
+}
+
+SL_INLINE f32x16 load(const int8_t* p) {
+    i8x16 codes;
+    memcpy(&codes, p, 16);
+    return __builtin_convertvector(__builtin_convertvector(codes, i32x16), f32x16);
+}
+// Whole numbers of -127 to 127.
+SL_INLINE void store(int8_t* p, f32x16 v) {
+    const i8x16 codes = __builtin_convertvector(__builtin_convertvector(v, i32x16), i8x16);
+    memcpy(p, &codes, 16);
 }
 
 // Round to nearest even; a NaN stays one.
