@@ -3,7 +3,7 @@
 Recorded answers are read in one pass each, with keys and values in every type; the rows that give
 the answer's tokens are compared with those of float32 keys and values. Usage:
 
-    python benchmarks/numerics/kv_types.py ANSWERS.jsonl.gz MODEL.gguf [--answers 60]
+    python benchmarks/numerics/kv_types.py ANSWERS.jsonl.gz MODEL.gguf [--answers 16]
 
 Each line of the file: `prompt_ids`, `response_ids`.
 """
@@ -33,7 +33,7 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int
 
 
 def log_probs(runner: Runner, tokens: list[int], first_row: int) -> Tensor:
-    """[rows, vocab] float64 of the rows from `first_row` on, of one pass."""
+    """[rows, vocab] float32 of the rows from `first_row` on, of one pass."""
     rows = np.arange(len(tokens))
     slots = rows + 16
     batch = ForwardBatch(
@@ -43,14 +43,14 @@ def log_probs(runner: Runner, tokens: list[int], first_row: int) -> Tensor:
         branches=(Branch(rows, rows, slots),),
         logit_rows=rows[first_row:],
     )
-    return runner.forward(batch).logits.double().log_softmax(-1)
+    return runner.forward(batch).logits.log_softmax(-1)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recorded", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--answers", type=int, default=60)
+    parser.add_argument("--answers", type=int, default=16)
     arguments = parser.parse_args()
     model = load_model(open_checkpoint(arguments.model), torch.bfloat16, kernels=open_kernels())
     shape = model.hparams
@@ -71,7 +71,7 @@ def main() -> int:
             exact = log_probs(runners["float32"], tokens, first_row)
             for name, runner in runners.items():
                 got = log_probs(runner, tokens, first_row)
-                kl[name].append((exact.exp() * (exact - got)).sum(-1))
+                kl[name].append((exact.exp() * (exact - got)).sum(-1).double())
                 same[name].append(got.argmax(-1) == exact.argmax(-1))
     for name in TYPES:
         rows, hits = torch.cat(kl[name]), torch.cat(same[name]).double()

@@ -38,6 +38,7 @@ struct AttentionPlan {
 };
 
 constexpr int MAX_PLANS = 8;  // of a pass: one for each window
+constexpr int OWN_BUFFER = 12 + 2 * MAX_PLANS;  // see cut_units and pass.cpp
 
 struct Attention {
     const AttentionShape* shape;

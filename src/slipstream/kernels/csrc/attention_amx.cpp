@@ -45,14 +45,15 @@ void begin(Job& job, const Unit& unit) {
 }
 
 // Scores of all heads and lane tiles.
+template <bool HAS_CODES>
 void score_all(const Job& job, const Unit& unit, Blocks blocks) {
     for (int b = blocks.begin; b < blocks.end; b++) {
         const int start = b * KEY_BLOCK;
         if (b + 1 < blocks.end) job.prefetch(job.a.keys, start + KEY_BLOCK, start + 2 * KEY_BLOCK, unit);
         job.prefetch(job.a.values, start, start + KEY_BLOCK, unit);
         for (int h = 0; h < unit.num_heads; h++) {
-            const Keys lower = keys_of(job, start, unit.first_head + h, job.keys);
-            const Keys upper = keys_of(job, start + 16, unit.first_head + h, job.keys + size_t(32) * job.dim);
+            const Keys lower = keys_of<HAS_CODES>(job, start, unit.first_head + h, job.keys);
+            const Keys upper = keys_of<HAS_CODES>(job, start + 16, unit.first_head + h, job.keys + size_t(32) * job.dim);
             for (int t = 0; t < job.lane_tiles; t++)
                 if (job.sees(t, start, start + KEY_BLOCK))
                     score(lower, upper, job.queries_at(h, t), job.dim,
@@ -62,26 +63,26 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks) {
 }
 
 // Mixes of a unit's section, each to where `to(head, lane tile)` says, then `done(head, lane tile)`.
-template <typename To, typename Done>
+template <bool HAS_CODES, typename To, typename Done>
 void attend_section(const Job& job, const Unit& unit, int section, const To& to, const Done& done) {
     const Blocks blocks = blocks_of(job, section);
     const bool is_scored = is_streamed(job, unit);
     if (is_scored) {
-        score_all(job, unit, blocks);
+        score_all<HAS_CODES>(job, unit, blocks);
         if (unit.group < 0)
             job.prefetch(job.a.keys, blocks.end * KEY_BLOCK, (blocks.end + 1) * KEY_BLOCK, unit);
     }
     Keys keys[2 * SECTION_BLOCKS];
     for (int h = 0; h < unit.num_heads; h++) {
-        if (job.has_codes())
+        if constexpr (HAS_CODES)
             fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, unit.first_head + h);
         for (int b = blocks.begin; b < blocks.end; b++) {
             const int at = b % SECTION_BLOCKS, start = b * KEY_BLOCK;
-            fetch_values(job, start, unit.first_head + h, job.values + size_t(at) * job.dim * 64);
+            fetch_values<HAS_CODES>(job, start, unit.first_head + h, job.values + size_t(at) * job.dim * 64);
             if (is_scored) continue;
             uint8_t* copy = job.keys + size_t(at) * job.dim * 64;
-            keys[2 * at] = keys_of(job, start, unit.first_head + h, copy);
-            keys[2 * at + 1] = keys_of(job, start + 16, unit.first_head + h, copy + size_t(32) * job.dim);
+            keys[2 * at] = keys_of<HAS_CODES>(job, start, unit.first_head + h, copy);
+            keys[2 * at + 1] = keys_of<HAS_CODES>(job, start + 16, unit.first_head + h, copy + size_t(32) * job.dim);
         }
         for (int t = 0; t < job.lane_tiles; t++) {
             float* scores = is_scored ? job.scores_at(h, t) : job.scores;
@@ -115,6 +116,7 @@ void clear(const Mix& mixed, int dim) {
 }
 
 // All sections of a tile, by one thread.
+template <bool HAS_CODES>
 void attend_whole(const Job& job, const Unit& unit) {
     const Mix part = mix_at(job.part, job.dim);
     const auto mixed = [&](int h, int t) {
@@ -123,7 +125,7 @@ void attend_whole(const Job& job, const Unit& unit) {
     const int num_mixes = unit.num_heads * job.lane_tiles;
     for (int i = 0; i < num_mixes; i++) clear(mixed(0, i), job.dim);
     for (int s = 0; s < unit.num_sections; s++)
-        attend_section(
+        attend_section<HAS_CODES>(
             job, unit, unit.first_section + s, [&](int, int) { return part; },
             [&](int h, int t) { add(mixed(h, t), part, lanes_of(job, t), job.dim); });
     for (int i = 0; i < num_mixes; i++)
@@ -131,12 +133,13 @@ void attend_whole(const Job& job, const Unit& unit) {
 }
 
 // One section of a tile; who is the last of a group adds them up.
+template <bool HAS_CODES>
 void attend_part(const Job& job, const Unit& unit, float* partials, std::atomic<int>* finished) {
     const int num_mixes = unit.num_heads * job.lane_tiles;
     const auto part = [&](int p, int h, int t) {
         return mix_at(partials + (p * num_mixes + h * job.lane_tiles + t) * job.mix_size(), job.dim);
     };
-    attend_section(
+    attend_section<HAS_CODES>(
         job, unit, unit.first_section, [&](int h, int t) { return part(unit.part, h, t); },
         [](int, int) {});
     if (finished->fetch_add(1) + 1 < unit.num_parts) return;
@@ -150,11 +153,19 @@ void attend_part(const Job& job, const Unit& unit, float* partials, std::atomic<
         }
 }
 
+template <bool HAS_CODES>
+void attend_unit(const Job& job, const Unit& unit, const Units& units, std::atomic<int>* counters) {
+    if (unit.group < 0) return attend_whole<HAS_CODES>(job, unit);
+    attend_part<HAS_CODES>(job, unit, units.partials + unit.partial, counters + 1 + unit.group);
+}
+
 }  // namespace
 
 void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters) {
     const AttentionShape& shape = *a.shape;
     const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
+    const bool has_codes = shape.kv_format == KV_INT8;
+    const int64_t head_bytes = has_codes ? dim : 2 * dim;
     size_t heads = 1, tiles = ceil_div(MAX_TILE_ROWS * int(group), 16);
     for (int i = 0; i < units.num_units; i++)
         heads = size_t(units.units[i].num_heads) > heads ? units.units[i].num_heads : heads;
@@ -179,15 +190,15 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     const auto numbers = [&](int i) { return reinterpret_cast<int32_t*>(at[i]); };
     Job job{a,     nullptr,   nullptr, nullptr,   int(dim),  int(group), 0,          0,         0,
             at[0], at[1],     at[2],   floats(3), at[4],     floats(5),  floats(6), numbers(7), numbers(8), floats(9),
-            floats(10)};
+            floats(10), has_codes, head_bytes, head_bytes * shape.kv_heads};
     configure_tiles(16);
     for (int i; (i = counters[0].fetch_add(1)) < units.num_units;) {
         const Unit& unit = units.units[i];
         begin(job, unit);
-        if (unit.group < 0)
-            attend_whole(job, unit);
+        if (has_codes)
+            attend_unit<true>(job, unit, units, counters);
         else
-            attend_part(job, unit, units.partials + unit.partial, counters + 1 + unit.group);
+            attend_unit<false>(job, unit, units, counters);
     }
     _tile_release();
 }

@@ -70,11 +70,12 @@ struct Job {
     float* key_scales;    // [SECTION] of codes, of one head
     float* value_scales;  // likewise, then their inverses
 
-    bool has_codes() const { return a.shape->kv_format == KV_INT8; }
-    int64_t head_bytes() const { return has_codes() ? dim : 2 * dim; }
+    bool has_codes;
+    int64_t head_bytes, slot_bytes;
+
     // A slot's key or value of a head.
     const uint8_t* row(const void* stored, int64_t slot, int head) const {
-        return static_cast<const uint8_t*>(stored) + (slot * a.shape->kv_heads + head) * head_bytes();
+        return static_cast<const uint8_t*>(stored) + slot * slot_bytes + head * head_bytes;
     }
     size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
     int64_t mix_size() const { return 16 * (dim + 2); }
@@ -92,7 +93,7 @@ struct Job {
     void prefetch(const void* stored, int begin, int end, const Unit& unit) const {
         if (end > newest + 1) end = newest + 1;
         for (int j = begin; j < end; j++)
-            for (int64_t i = 0; i < unit.num_heads * head_bytes(); i += 64)
+            for (int64_t i = 0; i < unit.num_heads * head_bytes; i += 64)
                 _mm_prefetch((const char*)(row(stored, slots[j], unit.first_head) + i), _MM_HINT_T1);
     }
 };
@@ -131,8 +132,9 @@ void pack_queries(const Job& job, int kv_head, uint8_t* packed) {
 }
 
 // 32 numbers of a stored row from dim d on, in bf16. Codes are whole numbers, which bf16 holds.
-SL_INLINE __m512i load_row(const Job& job, const uint8_t* row, int d) {
-    if (!job.has_codes()) return _mm512_loadu_si512(row + 2 * d);
+template <bool HAS_CODES>
+SL_INLINE __m512i load_row(const uint8_t* row, int d) {
+    if constexpr (!HAS_CODES) return _mm512_loadu_si512(row + 2 * d);
     const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(row + d)));
     const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(row + d + 16)));
     return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
@@ -157,22 +159,24 @@ struct Keys {
 };
 
 // Keys of positions [start, start + 16) of a head; copied where slots do not follow each other.
+template <bool HAS_CODES>
 Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start < 16 ? job.newest + 1 - start : 16;
-    bool is_run = count == 16 && !job.has_codes();
+    bool is_run = count == 16 && !HAS_CODES;
     for (int j = 1; is_run && j < 16; j++) is_run = slots[j] == slots[0] + j;
     const size_t width = size_t(job.dim) * 2;
-    if (is_run) return {job.row(job.a.keys, slots[0], head), job.a.shape->kv_heads * width};
+    if (is_run) return {job.row(job.a.keys, slots[0], head), size_t(job.slot_bytes)};
     for (int j = 0; j < 16; j++)
         for (int d = 0; d < job.dim; d += 32)
             _mm512_storeu_si512(copy + j * width + 2 * d,
-                                j < count ? load_row(job, job.row(job.a.keys, slots[j], head), d)
+                                j < count ? load_row<HAS_CODES>(job.row(job.a.keys, slots[j], head), d)
                                           : _mm512_setzero_si512());
     return {copy, width};
 }
 
 // Interleave a block's values by pairs of keys. Past the newest position come zeros.
+template <bool HAS_CODES>
 void fetch_values(const Job& job, int start, int head, uint8_t* to) {
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start;
@@ -181,8 +185,8 @@ void fetch_values(const Job& job, int start, int head, uint8_t* to) {
         const uint8_t* odd = job.row(job.a.values, j + 1 < count ? slots[j + 1] : 0, head);
         for (int d = 0; d < job.dim; d += 32) {
             const __m512i zero = _mm512_setzero_si512();
-            const __m512i x = j < count ? load_row(job, even, d) : zero;
-            const __m512i y = j + 1 < count ? load_row(job, odd, d) : zero;
+            const __m512i x = j < count ? load_row<HAS_CODES>(even, d) : zero;
+            const __m512i y = j + 1 < count ? load_row<HAS_CODES>(odd, d) : zero;
             uint8_t* tiles = to + size_t(d / LANES) * TILE;
             _mm512_store_si512(tiles, _mm512_unpacklo_epi16(x, y));
             _mm512_store_si512(tiles + TILE, _mm512_unpackhi_epi16(x, y));
@@ -324,7 +328,7 @@ void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix&
         const int start = b * KEY_BLOCK;
         const bool is_masked =
             job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
-        const float* scales = job.has_codes() ? job.key_scales + start % SECTION : nullptr;
+        const float* scales = job.has_codes ? job.key_scales + start % SECTION : nullptr;
         max = _mm512_max_ps(max, greatest(scores + b % SECTION_BLOCKS * BLOCK_SCORES, scales,
                                           is_masked ? limits : nullptr, start));
     }
@@ -336,7 +340,7 @@ void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix&
         const float* scales = job.value_scales + (first + i) * KEY_BLOCK;
         const float* of_block = scores + (first + i) * BLOCK_SCORES;
         uint8_t* weights = job.weights + i * TILE;
-        total = job.has_codes() ? weigh<true>(of_block, scales, base, total, weights)
+        total = job.has_codes ? weigh<true>(of_block, scales, base, total, weights)
                                 : weigh<false>(of_block, scales, base, total, weights);
     }
     _mm512_store_ps(to.max, max);

@@ -1,5 +1,7 @@
 #include "pass.hpp"
 
+#include <initializer_list>
+
 #include "team.hpp"
 
 namespace slipstream {
@@ -52,6 +54,32 @@ struct Buffers {
     uint16_t *normed, *mixed, *gated;
 };
 
+// Rows of a pass that every thread normalises for itself, which costs less than waiting.
+constexpr int MAX_OWN_ROWS = 2;
+
+// Norms of all rows: by this thread alone where they are few, else shared and then complete.
+const uint16_t* normalised(const Pass& pass, const Norm& norm, uint16_t* shared, const Member& member) {
+    if (pass.num_rows <= MAX_OWN_ROWS) {
+        uint16_t* own = static_cast<uint16_t*>(scratch(OWN_BUFFER, pass.num_rows * pass.hidden_size * 2));
+        member.kernels.normalise(norm, pass.hidden, own, {0, pass.num_rows});
+        return own;
+    }
+    member.kernels.normalise(norm, pass.hidden, shared,
+                             share_of(pass.num_rows, member.thread, member.num_threads));
+    team_barrier();
+    return shared;
+}
+
+// Bring the places of rows' keys and values near, while the product that makes them is computed.
+void prefetch_slots(const Pass& pass, const Layer& layer, Share rows) {
+    const size_t size = pass.shape.kv_format == KV_F32 ? 4 : pass.shape.kv_format == KV_BF16 ? 2 : 1;
+    const size_t bytes = size * pass.shape.kv_heads * pass.shape.head_dim;
+    for (int row = rows.begin; row < rows.end; row++)
+        for (const void* stored : {layer.keys, layer.values})
+            for (size_t i = 0; i < bytes; i += 64)
+                __builtin_prefetch(static_cast<const char*>(stored) + pass.slots[row] * bytes + i, 1);
+}
+
 void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member& member,
                Stopwatch& watch) {
     const Layer& layer = pass.layers[index];
@@ -60,10 +88,10 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     const int num_rows = pass.num_rows;
     const Share rows = share_of(num_rows, member.thread, member.num_threads);
 
-    member.kernels.normalise(layer.input_norm, pass.hidden, buffers.normed, rows);
-    team_barrier();
+    prefetch_slots(pass, layer, rows);
+    const uint16_t* normed = normalised(pass, layer.input_norm, buffers.normed, member);
     watch.mark(NORMS);
-    member.multiply(layer.qkv, buffers.normed, hidden, buffers.qkv, num_rows, TO_F32);
+    member.multiply(layer.qkv, normed, hidden, buffers.qkv, num_rows, TO_F32);
     watch.mark(QKV);
     member.kernels.rotate_and_store({buffers.qkv, layer.cosines, layer.sines, pass.positions, pass.slots,
                                      layer.keys, layer.values, layer.q_norm, layer.k_norm,
@@ -90,10 +118,9 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     };
     add_to_hidden(layer.attention_output, buffers.mixed, q_size, layer.attention_output_norm,
                   ATTENTION_OUTPUT);
-    member.kernels.normalise(layer.mlp_norm, pass.hidden, buffers.normed, rows);
-    team_barrier();
+    normed = normalised(pass, layer.mlp_norm, buffers.normed, member);
     watch.mark(NORMS);
-    member.multiply(layer.gate_up, buffers.normed, hidden, buffers.gate_up, num_rows, TO_F32);
+    member.multiply(layer.gate_up, normed, hidden, buffers.gate_up, num_rows, TO_F32);
     watch.mark(GATE_UP);
     member.kernels.gate(pass.gate, buffers.gate_up, buffers.gated, pass.intermediate_size, rows);
     team_barrier();
