@@ -50,7 +50,6 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks) {
     for (int b = blocks.begin; b < blocks.end; b++) {
         const int start = b * KEY_BLOCK;
         if (b + 1 < blocks.end) job.prefetch(job.a.keys, start + KEY_BLOCK, start + 2 * KEY_BLOCK, unit);
-        job.prefetch(job.a.values, start, start + KEY_BLOCK, unit);
         for (int h = 0; h < unit.num_heads; h++) {
             const Keys lower = keys_of<HAS_CODES>(job, start, unit.first_head + h, job.keys);
             const Keys upper = keys_of<HAS_CODES>(job, start + 16, unit.first_head + h, job.keys + size_t(32) * job.dim);
