@@ -14,6 +14,7 @@ from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelRules
 from slipstream.speculation.tree import DraftTree
 from tests.support.draft_models import make_draft_model
+from tests.support.draft_nets import make_net_drafter
 from tests.support.drafters import committed, draft_context
 
 VOCAB_SIZE = 300
@@ -42,6 +43,12 @@ CASES: dict[str, Callable[[], Drafter]] = {
     "draft_model tree": lambda: (
         make_draft_model(rules=DraftModelRules(num_children=3, max_draft_len=4), name=NAME).drafter
     ),
+    "eagle3 chain": lambda: make_net_drafter("eagle3", name=NAME),
+    "eagle3 tree": lambda: make_net_drafter("eagle3", name=NAME, num_children=3),
+    "dflash chain": lambda: make_net_drafter("dflash", name=NAME),
+    "dflash 2 tree": lambda: make_net_drafter("dflash2", name=NAME, num_children=3),
+    "dspark chain": lambda: make_net_drafter("dspark", name=NAME),
+    "dspark tree": lambda: make_net_drafter("dspark", name=NAME, num_children=3),
 }
 
 
@@ -88,6 +95,14 @@ def _finish(drafter: Drafter, text: Sequence[int], request_id: str, salt: str = 
     drafter.release([request_id])
 
 
+def assert_same(trees: Sequence[DraftTree], expected: Sequence[DraftTree]) -> None:
+    """Equal but for the rounding of scores: a net may compute other rows with other roundings."""
+    assert len(trees) == len(expected)
+    for tree, other in zip(trees, expected, strict=True):
+        assert (tree.tokens, tree.parents) == (other.tokens, other.parents)
+        assert tree.scores == pytest.approx(other.scores, abs=1e-4)
+
+
 def test_every_configurable_kind_is_tested_here() -> None:
     members = get_args(get_args(DrafterConfig)[0])
     kinds = {member.model_fields["kind"].default for member in members}
@@ -119,7 +134,7 @@ def test_there_is_one_tree_per_context_in_order(make: Callable[[], Drafter]) -> 
     contexts = [draft_context(_text(seed), request_id=f"r{seed}") for seed in range(4)]
     together = make().propose(contexts)
     alone = [make().propose([context])[0] for context in contexts]
-    assert together == alone
+    assert_same(together, alone)
     assert make().propose([]) == []
 
 
@@ -168,7 +183,8 @@ def test_a_request_that_was_not_asked_for_a_while_is_drafted_for_as_before(
     last_end = range(21, len(text), 3)[-1]
     tokens = text[:last_end]
     pausing.observe([committed(tokens, last_end - 22, request_id="a", prompt_len=20)])
-    assert pausing.propose([draft_context(tokens, request_id="a", prompt_len=20)]) == [expected]
+    context = draft_context(tokens, request_id="a", prompt_len=20)
+    assert_same(pausing.propose([context]), [expected])
 
 
 def test_the_callers_token_lists_are_not_kept(make: Callable[[], Drafter]) -> None:

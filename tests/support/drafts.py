@@ -94,10 +94,10 @@ def target_hparams(**sizes: Any) -> Hparams:  # Any: the fields of TinySizes
     return read_hparams(tiny_config("llama", shape, torch.float32))
 
 
-def tiny_ends(seed: int = 1) -> StoredEnds:
+def tiny_ends(vocab_size: int = VOCAB_SIZE) -> StoredEnds:
     """Embeddings and head of such a target."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (VOCAB_SIZE, HIDDEN_SIZE)
+    generator = torch.Generator().manual_seed(1)
+    shape = (vocab_size, HIDDEN_SIZE)
     return StoredEnds(*(torch.randn(shape, generator=generator) * 0.3 for _ in range(2)))
 
 
@@ -131,7 +131,8 @@ def tiny_net(
     hparams = tiny_hparams(CONFIGS[family] | (changes or {}))
     token_ids = draft_token_ids(hparams)
     weights = random_parameters(hparams) if parameters is None else parameters
-    return net_class_of(hparams)(hparams, weights, tiny_ends(), token_ids)
+    ends = tiny_ends(hparams.body.vocab_size)
+    return net_class_of(hparams)(hparams, weights, ends, token_ids)
 
 
 def draft_token_ids(hparams: DraftHparams) -> Tensor | None:

@@ -51,7 +51,7 @@ UNAVAILABLE_VALUES: dict[str, dict[str, str]] = {
         "rejection": "it keeps the distribution but not the tokens of a seed",
         "typical": "it is lossy: it changes what the model says",
     },
-    "kind": dict.fromkeys(("eagle", "eagle3", "mtp", "dflash", "dspark"), "it needs a draft net")
+    "kind": dict.fromkeys(("eagle", "mtp"), "its draft net is not supported")
     | dict.fromkeys(("acceptance", "goodput"), "use the cost controller"),
     "dtype": {"float16": "weights are held in bfloat16 or float32"},
     "kv_dtype": dict.fromkeys(("fp8", "q8", "q8_0"), "the 8-bit cache is int8"),

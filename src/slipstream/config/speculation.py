@@ -142,6 +142,67 @@ class DraftModelConfig(Section):
     )
 
 
+class DraftNetConfig(Section):
+    """A net that reads the target's hidden states; trained for this very target."""
+
+    kind: str
+    name: str
+    source: str = Field(min_length=1, description="Where its weights are, as in `model.source`.")
+    sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="Checksum that the weights file must have; null checks none of ours.",
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
+    )
+    dtype: Dtype = Field(
+        default="auto", description="Type that its weights are held in; `auto` is bfloat16."
+    )
+    num_children: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
+    )
+    max_draft_len: int = Field(
+        default=8, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
+    )
+
+
+class Eagle3Config(DraftNetConfig):
+    """EAGLE-3: a layer that drafts token by token from the target's states."""
+
+    kind: Literal["eagle3"] = Field(default="eagle3", description="Which drafter this is.")
+    name: str = Field(
+        default="eagle3",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
+    )
+
+
+class DFlashConfig(DraftNetConfig):
+    """DFlash or DFlash 2, whichever the weights are: a block of tokens in one pass."""
+
+    kind: Literal["dflash"] = Field(default="dflash", description="Which drafter this is.")
+    name: str = Field(
+        default="dflash",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
+    )
+
+
+class DSparkConfig(DraftNetConfig):
+    """DSpark: a block of tokens in one pass, each corrected by the token in front."""
+
+    kind: Literal["dspark"] = Field(default="dspark", description="Which drafter this is.")
+    name: str = Field(
+        default="dspark",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
+    )
+
+
 class FixedControl(Section):
     """Every step drafts up to the limits."""
 
@@ -182,7 +243,8 @@ def _cost_by_default(value: object) -> object:
 
 
 DrafterConfig = Annotated[
-    NgramConfig | SuffixConfig | DraftModelConfig, Field(discriminator="kind")
+    NgramConfig | SuffixConfig | DraftModelConfig | Eagle3Config | DFlashConfig | DSparkConfig,
+    Field(discriminator="kind"),
 ]
 Control = Annotated[FixedControl | CostControl, Field(discriminator="kind")]
 

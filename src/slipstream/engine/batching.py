@@ -20,6 +20,7 @@ class StepItem:
 
     Attributes:
         tree: The draft behind the anchor; empty for prompt chunks.
+        first_row: Row of the pass where this request's rows start.
         first_logit_row: Row of the logits where this request's rows start.
         num_prompt_rows: Leading logits rows that are wanted for prompt log-probabilities only.
         samples: Whether a token is drawn (the pass reaches the last known token).
@@ -28,6 +29,7 @@ class StepItem:
     request: Request
     num_tokens: int
     tree: DraftTree
+    first_row: int
     first_logit_row: int
     num_prompt_rows: int
     samples: bool
@@ -114,7 +116,13 @@ def _add(rows: _Rows, item: PlanItem, tree: DraftTree) -> StepItem:
         rows.num_rows + np.arange(first - num_prompt_rows, first - num_prompt_rows + num_logits)
     )
     step_item = StepItem(
-        request, item.num_tokens, tree, rows.num_logit_rows, num_prompt_rows, item.is_last_chunk
+        request=request,
+        num_tokens=item.num_tokens,
+        tree=tree,
+        first_row=rows.num_rows,
+        first_logit_row=rows.num_logit_rows,
+        num_prompt_rows=num_prompt_rows,
+        samples=item.is_last_chunk,
     )
     rows.num_rows += step_item.num_rows
     rows.num_logit_rows += num_logits

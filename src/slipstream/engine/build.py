@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from slipstream.clock import Clock
 from slipstream.config.schema import Config
-from slipstream.config.speculation import CostControl, DraftModelConfig
+from slipstream.config.speculation import CostControl, DraftModelConfig, DraftNetConfig
 from slipstream.engine.admission import RequestChecker
 from slipstream.engine.engine import Engine
-from slipstream.engine.loading import LoadedModel, load_draft_model, load_target
+from slipstream.engine.loading import (
+    LoadedModel,
+    load_draft_model,
+    load_draft_net,
+    load_target,
+)
 from slipstream.engine.messages import EngineInfo
 from slipstream.engine.numerics import fingerprint
 from slipstream.engine.observer import EngineObserver
@@ -27,6 +32,7 @@ from slipstream.execution.runner import Runner
 from slipstream.kv.budget import MemoryPlan, plan_memory
 from slipstream.kv.cache import KvCache
 from slipstream.kv.storage import KvStorage
+from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.observability.engine_metrics import EngineMetrics
 from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.build import build_drafters
@@ -35,6 +41,7 @@ from slipstream.speculation.cost import StepCost
 from slipstream.speculation.cost_control import CostController
 from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts
+from slipstream.speculation.learned.parts import DraftNetParts
 from slipstream.speculation.propose import Proposer
 
 log = logging.getLogger("slipstream.engine")
@@ -58,7 +65,12 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         for item in config.speculation.drafters
         if isinstance(item, DraftModelConfig)
     }
-    plan = _plan_memory(config, target, list(drafts.values()))
+    nets = {
+        item.name: load_draft_net(item, config.model, target)
+        for item in config.speculation.drafters
+        if isinstance(item, DraftNetConfig)
+    }
+    plan = _plan_memory(config, target, list(drafts.values()), list(nets.values()))
     kv = KvCache(plan.num_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
     log.info("proving that rows are exact on this machine")
     metrics = EngineMetrics(clock)
@@ -71,6 +83,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         vocab_size=target.vocab_size,
         eos_token_ids=target.tokenizer.eos_token_ids,
         draft_models=draft_parts,
+        draft_nets=_net_parts(config, nets, kv, target),
         metrics=metrics,
         clock=clock,
     ) + list(more_drafters)
@@ -110,18 +123,26 @@ def _checker(config: Config, info: EngineInfo) -> RequestChecker:
     )
 
 
-def _plan_memory(config: Config, target: LoadedModel, drafts: Sequence[LoadedModel]) -> MemoryPlan:
+def _plan_memory(
+    config: Config,
+    target: LoadedModel,
+    drafts: Sequence[LoadedModel],
+    nets: Sequence[AnyDraftNet],
+) -> MemoryPlan:
     memory = config.memory
+    net_dtype = target.kv_dtype(memory.draft_kv_dtype)
     return plan_memory(
         total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         utilization=memory.utilization,
         weight_bytes=target.model.weight_bytes,
-        draft_weight_bytes=sum(item.model.weight_bytes for item in drafts),
+        draft_weight_bytes=sum(item.model.weight_bytes for item in drafts)
+        + sum(net.weight_bytes for net in nets),
         workspace_bytes=_workspace_bytes(config, [target, *drafts]),
         kv_bytes_per_token=target.kv_bytes_per_token(memory.kv_dtype),
         draft_kv_bytes_per_token=sum(
             item.kv_bytes_per_token(memory.draft_kv_dtype) for item in drafts
-        ),
+        )
+        + sum(net.kv_bytes_per_token(net_dtype) for net in nets),
         page_size=memory.page_size,
         max_model_len=target.max_model_len,
         kv_bytes=memory.kv_bytes,
@@ -172,6 +193,23 @@ def _draft_parts(
             max_len=loaded.max_model_len,
             kv_bytes_per_token=loaded.kv_bytes_per_token(config.memory.draft_kv_dtype),
             weight_bytes=loaded.model.weight_bytes,
+        )
+    return parts
+
+
+def _net_parts(
+    config: Config, nets: Mapping[str, AnyDraftNet], kv: KvCache, target: LoadedModel
+) -> dict[str, DraftNetParts]:
+    """Draft nets keep their rows in the target's slots, so they have no cache of their own."""
+    parts: dict[str, DraftNetParts] = {}
+    for name, net in nets.items():
+        body = net.hparams.body
+        dtype = target.kv_dtype(config.memory.draft_kv_dtype)
+        parts[name] = DraftNetParts(
+            net=net,
+            storage=KvStorage(kv.num_slots, body.num_layers, body.kv_heads, body.head_dim, dtype),
+            sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
+            max_len=min(target.max_model_len, body.max_positions),
         )
     return parts
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from slipstream.config.model import ModelConfig
-from slipstream.config.speculation import DraftModelConfig
-from slipstream.errors import ConfigError, VocabularyMismatchError
+from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
+from slipstream.errors import ConfigError, VocabularyMismatchError, WeightsError
 from slipstream.kernels.library import open_kernels
 from slipstream.kv.storage import kv_bytes_per_token
 from slipstream.models.decoder import Model
+from slipstream.models.drafts.ends import ModelEnds
+from slipstream.models.drafts.hparams import DraftFamily, family_of
+from slipstream.models.drafts.load import AnyDraftNet, load_draft
 from slipstream.models.load import load_model
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
 from slipstream.tokenization.vocabulary import require_same_vocabulary
@@ -20,6 +24,11 @@ from slipstream.weights.open import open_checkpoint
 from slipstream.weights.progress import Progress, SilentProgress
 from slipstream.weights.sources import resolve_source
 
+_FAMILIES: Mapping[str, tuple[DraftFamily, ...]] = {
+    "eagle3": ("eagle3",),
+    "dflash": ("dflash", "dflash2"),
+    "dspark": ("dspark",),
+}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KV_DTYPES = _DTYPES | {"int8": torch.int8}
 
@@ -91,16 +100,7 @@ def load_draft_model(
         VocabularyMismatchError: It does not; names the first token that differs.
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
-    if config.source == "target":
-        path = target.path
-    else:
-        source = ModelConfig(
-            source=config.source,
-            sha256=config.sha256,
-            revision=config.revision,
-            cache_dir=target_config.cache_dir,
-        )
-        path = resolve_source(source, progress=SilentProgress())
+    path = target.path if config.source == "target" else _draft_path(config, target_config)
     model, tokenizer = _load(path, dtype)
     require_same_vocabulary(target.tokenizer, tokenizer)
     if model.hparams.vocab_size < target.vocab_size:
@@ -118,6 +118,37 @@ def load_draft_model(
         max_model_len=min(longest, config.max_len or longest),
         dtype=dtype,
     )
+
+
+def load_draft_net(
+    config: DraftNetConfig, target_config: ModelConfig, target: LoadedModel
+) -> AnyDraftNet:
+    """Load a draft net and prove that it fits the target.
+
+    Raises:
+        WeightsError: It does not, or is of another kind than the configuration says.
+    """
+    dtype = _DTYPES.get(config.dtype, torch.bfloat16)
+    checkpoint = open_checkpoint(_draft_path(config, target_config))
+    net = load_draft(checkpoint, target.model.hparams, ModelEnds(target.model), dtype)
+    family = family_of(net.hparams)
+    if family not in _FAMILIES[config.kind]:
+        raise WeightsError(
+            f"drafter {config.name} is configured as {config.kind}, but {checkpoint.path} holds a "
+            f"drafter of family {family}",
+            hint=f"say kind: {next(kind for kind, of in _FAMILIES.items() if family in of)}",
+        )
+    return net
+
+
+def _draft_path(config: DraftModelConfig | DraftNetConfig, target_config: ModelConfig) -> Path:
+    source = ModelConfig(
+        source=config.source,
+        sha256=config.sha256,
+        revision=config.revision,
+        cache_dir=target_config.cache_dir,
+    )
+    return resolve_source(source, progress=SilentProgress())
 
 
 def _load(

@@ -10,6 +10,7 @@ from slipstream.engine.batching import StepBatch, StepItem, build_batch
 from slipstream.engine.messages import SpeculationOptions
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler, StepPlan
+from slipstream.engine.taps import target_rows
 from slipstream.engine.token_logprobs import DrawnRows, LogprobReporter
 from slipstream.errors import RequestError
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
@@ -105,7 +106,7 @@ def step(stages: Stages) -> StepReport:
         num_other_rows=sum(item.num_tokens for item in plan.items),
         num_tokens=sum(item.is_last_chunk for item in plan.items),
     )
-    batch = build_batch(plan, proposal.trees)
+    batch = build_batch(plan, proposal.trees, stages.proposer.tap_layer_ids)
 
     started_s = clock.now()
     output = stages.runner.forward(batch.forward)
@@ -120,6 +121,9 @@ def step(stages: Stages) -> StepReport:
         _commit(stages, item, verdict, output)
         for item, verdict in zip(sampled, verdicts, strict=True)
     )
+    if output.taps:
+        paths = {commit.request.request_id: commit.path for commit in commits}
+        stages.proposer.absorb(target_rows(batch, paths, output))
     report = StepReport(
         plan=plan,
         commits=commits,
@@ -167,9 +171,15 @@ def _asks(plan: StepPlan) -> list[Ask]:
             salt=request.salt,
             max_draft_len=item.draft.max_draft_len,
             max_draft_nodes=item.draft.max_draft_nodes,
+            slots=_text_slots(request),
         )
         asks.append(Ask(context, None if names is None else frozenset(names)))
     return asks
+
+
+def _text_slots(request: Request) -> IntArray:
+    assert request.lease is not None, "a planned request holds a lease"
+    return request.lease.slots(0, request.lease.num_tokens)
 
 
 def _commit_prompts(stages: Stages, batch: StepBatch, output: ForwardOutput) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from slipstream.clock import Clock
 from slipstream.config.speculation import (
+    DFlashConfig,
     DrafterConfig,
     DraftModelConfig,
+    DraftNetConfig,
+    DSparkConfig,
+    Eagle3Config,
     NgramConfig,
     SpeculationConfig,
     SuffixConfig,
@@ -20,6 +24,7 @@ from slipstream.speculation.drafters.draft_model.parts import DraftModelParts, D
 from slipstream.speculation.drafters.ngram import NgramDrafter, NgramRules
 from slipstream.speculation.drafters.suffix.drafter import SuffixDrafter, SuffixRules
 from slipstream.speculation.guard import DrafterEvents, GuardedDrafter, GuardLimits
+from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,13 @@ class DrafterResources:
     Attributes:
         vocab_size: Token ids that the target can draw are below it.
         eos_token_ids: Tokens that end an output.
-        draft_models: Parts by the name of the instance that needs them.
+        draft_models, draft_nets: Parts by the name of the instance that needs them.
     """
 
     vocab_size: int
     eos_token_ids: frozenset[int]
     draft_models: Mapping[str, DraftModelParts]
+    draft_nets: Mapping[str, DraftNetParts] = field(default_factory=dict)
 
 
 def build_drafters(
@@ -43,19 +49,20 @@ def build_drafters(
     vocab_size: int,
     eos_token_ids: Collection[int],
     draft_models: Mapping[str, DraftModelParts],
+    draft_nets: Mapping[str, DraftNetParts],
     metrics: DrafterEvents,
     clock: Clock,
 ) -> list[Drafter]:
     """The configured drafters in order, each guarded against its own faults.
 
     Args:
-        vocab_size, eos_token_ids, draft_models: See `DrafterResources`.
+        vocab_size, eos_token_ids, draft_models, draft_nets: See `DrafterResources`.
         metrics: Is told of faults.
 
     Raises:
         ConfigError: An instance lacks what it needs.
     """
-    resources = DrafterResources(vocab_size, frozenset(eos_token_ids), draft_models)
+    resources = DrafterResources(vocab_size, frozenset(eos_token_ids), draft_models, draft_nets)
     limits = GuardLimits(vocab_size=vocab_size)
     return [
         GuardedDrafter(build_drafter(item, resources), limits, clock, metrics)
@@ -72,6 +79,10 @@ def build_drafter(config: DrafterConfig, resources: DrafterResources) -> Drafter
             return _build_suffix(config, resources)
         case DraftModelConfig():
             return _build_draft_model(config, resources)
+        case Eagle3Config():
+            return _build_eagle3(config, resources)
+        case DFlashConfig() | DSparkConfig():
+            return _build_block_net(config, resources)
     assert_never(config)
 
 
@@ -117,3 +128,32 @@ def _build_draft_model(config: DraftModelConfig, resources: DrafterResources) ->
         )
     rules = DraftModelRules(num_children=config.num_children, max_draft_len=config.max_draft_len)
     return DraftModelDrafter(config.name, parts, rules)
+
+
+def _build_eagle3(config: Eagle3Config, resources: DrafterResources) -> Drafter:
+    # Imported here, as the next one, because it brings torch.
+    from slipstream.speculation.drafters.eagle3 import Eagle3Drafter
+
+    return Eagle3Drafter(config.name, _net_parts(config, resources), _net_rules(config))
+
+
+def _build_block_net(config: DraftNetConfig, resources: DrafterResources) -> Drafter:
+    from slipstream.speculation.drafters.block_net import BlockNetDrafter
+
+    name = config.name
+    return BlockNetDrafter(name, _net_parts(config, resources), _net_rules(config))
+
+
+def _net_parts(config: DraftNetConfig, resources: DrafterResources) -> DraftNetParts:
+    parts = resources.draft_nets.get(config.name)
+    if parts is None:
+        raise ConfigError(
+            f'speculation.drafters names "{config.name}", but no draft net of that name is '
+            f"loaded; loaded are: {', '.join(resources.draft_nets) or 'none'}",
+            hint="Remove it from speculation.drafters or choose another kind.",
+        )
+    return parts
+
+
+def _net_rules(config: DraftNetConfig) -> DraftNetRules:
+    return DraftNetRules(num_children=config.num_children, max_draft_len=config.max_draft_len)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.state import SamplingState
 from slipstream.speculation.tree import DraftTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SlotArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class DraftContext:
             the request's own processors and noise (position = index of the token drawn).
         salt: Tenant / cache salt; memory shared between requests is keyed by it.
         max_draft_len, max_draft_nodes: Bounds for this proposal; both at least 1.
+        slots: [rows] slots of the target's cache that hold the text so far, a row per position;
+            the anchor's is not among them. To be read during the call only.
     """
 
     request_id: str
@@ -51,6 +61,24 @@ class DraftContext:
     salt: str
     max_draft_len: int
     max_draft_nodes: int
+    slots: SlotArray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """Rows of one request that the target has computed in this step and that stay.
+
+    Attributes:
+        request_id: As in `DraftContext`.
+        slots: [first + rows] slot of every position so far, these rows last.
+        next_tokens: The token behind each row; behind the last row of a finished text is none.
+        taps: Layer -> [rows, hidden] its output, for `DrafterNeeds.target_layer_ids`.
+    """
+
+    request_id: str
+    slots: SlotArray
+    next_tokens: Sequence[int]
+    taps: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,4 +127,20 @@ class Drafter(Protocol):
 
     def memory_bytes(self) -> int:
         """Bytes of host memory that its state holds now, for the memory metrics."""
+        ...
+
+
+@runtime_checkable
+class TapReader(Protocol):
+    """A drafter that reads the target's states: what `needs.target_layer_ids` names."""
+
+    @property
+    def needs(self) -> DrafterNeeds: ...
+
+    def absorb(self, rows: Sequence[TargetRows]) -> None:
+        """Learn of every row that stays, prompt chunks included, in order; after each pass.
+
+        Rows that the target takes from its prefix cache are not computed and not told again: what
+        a reader keeps about them lies in the same slots of a storage of its own.
+        """
         ...

@@ -96,6 +96,15 @@ class Growth:
         """The token of a node."""
         return self._tokens[node]
 
+    @property
+    def max_len(self) -> int:
+        """Most nodes from root to leaf."""
+        return self._limits.max_len
+
+    def parent(self, node: int) -> int:
+        """The node's parent; -1 is the anchor."""
+        return self._parents[node]
+
     def parent_row(self, node: int) -> int:
         """Cache row of the node's parent."""
         return self._paths[self._parents[node]][-1]

@@ -5,10 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from slipstream.clock import Clock
-from slipstream.speculation.drafter import DraftContext, Drafter, DrafterNeeds, Observation
+from slipstream.speculation.drafter import (
+    DraftContext,
+    Drafter,
+    DrafterNeeds,
+    Observation,
+    TapReader,
+    TargetRows,
+)
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
 
@@ -113,6 +121,12 @@ class GuardedDrafter:
             return
         self._live.update(item.request_id for item in observations if not item.is_finished)
         self._run(lambda: self._drafter.observe(observations))
+
+    def absorb(self, rows: Sequence[TargetRows]) -> None:
+        """Pass on what the target computed, if the drafter reads it, benched or not: others may
+        find these rows in the prefix cache when it is back."""
+        if isinstance(self._drafter, TapReader) and not self.is_benched_for_good:
+            self._run(partial(self._drafter.absorb, rows))
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Free what the drafter holds for these requests."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.clock import Clock
 from slipstream.speculation.control import LengthController
-from slipstream.speculation.drafter import DraftContext, Drafter
+from slipstream.speculation.drafter import DraftContext, Drafter, TapReader, TargetRows
 from slipstream.speculation.merge import merge_trees
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
@@ -46,6 +46,8 @@ class Proposer:
         drafters: In order of preference; already guarded against faults.
         controller: Decides which nodes are worth a row.
         clock: Times the drafting.
+    Attributes:
+        tap_layer_ids: Layers whose output some drafter reads.
     """
 
     def __init__(
@@ -54,6 +56,13 @@ class Proposer:
         self.drafters = tuple(drafters)
         self.controller = controller
         self._clock = clock
+        self._readers = [
+            drafter
+            for drafter in self.drafters
+            if isinstance(drafter, TapReader) and drafter.needs.target_layer_ids
+        ]
+        layers = {layer for item in self._readers for layer in item.needs.target_layer_ids}
+        self.tap_layer_ids = tuple(sorted(layers))
 
     def propose(self, asks: Sequence[Ask], num_other_rows: int, num_tokens: int) -> Proposal:
         """Drafts for all `asks`, pruned by the controller.
@@ -80,6 +89,11 @@ class Proposer:
             num_proposed={request_id: len(tree) for request_id, tree in merged.items()},
             draft_s=self._clock.now() - started_s,
         )
+
+    def absorb(self, rows: Sequence[TargetRows]) -> None:
+        """Tell the drafters that read the target's states what it has computed."""
+        for drafter in self._readers:
+            drafter.absorb(rows)
 
 
 def _may_draft(drafter: Drafter, ask: Ask) -> bool:

@@ -144,7 +144,7 @@ def test_secret_in_a_flag_or_variable_is_refused() -> None:
     [
         ("speculation.verification", "rejection"),
         ("speculation.verification", "typical"),
-        ("speculation.drafters", ["eagle3"]),
+        ("speculation.drafters", ["mtp"]),
         ("speculation.controller", "goodput"),
         ("memory.kv_dtype", "fp8"),
         ("memory.draft_kv_dtype", "q8_0"),
@@ -171,7 +171,7 @@ def test_two_drafters_of_one_name_are_refused() -> None:
 def test_drafter_without_a_kind_is_told_the_kinds() -> None:
     message = refusal({"speculation.drafters": [{"name": "a"}]})
     assert "speculation.drafters[0] has no kind" in message
-    assert '"ngram", "suffix" or "draft_model"' in message
+    assert '"draft_model", "eagle3", "dflash" or "dspark"' in message
 
 
 def test_draft_model_needs_a_source() -> None:

@@ -19,6 +19,7 @@ def _build(config: SpeculationConfig, vocab_size: int = 100) -> list[Drafter]:
         vocab_size=vocab_size,
         eos_token_ids=(2,),
         draft_models={},
+        draft_nets={},
         metrics=RecordedEvents(),
         clock=ManualClock(),
     )

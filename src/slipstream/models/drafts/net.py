@@ -79,6 +79,11 @@ class DraftNet(Generic[H]):
         """Bytes of all parameters."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one position's keys and values over all layers."""
+        body = self.hparams.body
+        return 2 * body.num_layers * body.kv_size * dtype.itemsize
+
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] int64 target ids -> [..., hidden] float32."""
         if self.hparams.has_own_embeddings:

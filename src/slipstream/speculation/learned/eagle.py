@@ -48,6 +48,12 @@ class OwnRow:
     normed: Tensor
     layers: Sequence[LayerKv]
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        layers = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        return self.hidden.nbytes + self.normed.nbytes + layers
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
@@ -160,8 +166,12 @@ class Eagle3Passes:
 
 
 def _own_row(rows: Eagle3Rows, index: int, row: int) -> OwnRow:
+    """A copy, so that it does not keep the rest of the pass in memory."""
     layers = [
-        LayerKv(layer.keys[index, 0, row : row + 1], layer.values[index, 0, row : row + 1])
+        LayerKv(
+            layer.keys[index, 0, row : row + 1].clone(),
+            layer.values[index, 0, row : row + 1].clone(),
+        )
         for layer in rows.layers
     ]
-    return OwnRow(rows.hidden[index, 0, row], rows.normed[index, 0, row], layers)
+    return OwnRow(rows.hidden[index, 0, row].clone(), rows.normed[index, 0, row].clone(), layers)

@@ -13,10 +13,8 @@ from functools import partial
 
 from torch import Tensor
 
-from slipstream.errors import EngineFailureError
 from slipstream.kv.cache import OutOfPages
-from slipstream.sampling.sampler import RowRequest, SamplingError
-from slipstream.speculation.confidence import NUM_RIVALS, acceptance_shares
+from slipstream.speculation.candidates import best_children
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts, DraftModelRules
 from slipstream.speculation.drafters.draft_model.passes import PassRows
@@ -25,8 +23,6 @@ from slipstream.speculation.growth import Growth, GrowthLimits
 from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 
 _TOKEN_BYTES = 8
-
-Children = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,37 +210,9 @@ class DraftModelDrafter:
         logits: Tensor,  # [parents, vocab] float32
     ) -> None:
         requests = [draft.growth.request(node) for draft, node in parents]
-        for (draft, node), children in zip(parents, self._children(requests, logits), strict=True):
+        found = best_children(self._parts.sampler, logits, requests, self._rules.num_children)
+        for (draft, node), children in zip(parents, found, strict=True):
             draft.growth.add_children(node, children)
-
-    def _children(self, requests: Sequence[RowRequest], logits: Tensor) -> list[Children]:
-        """The best tokens of each row; none where the request's parameters leave no token.
-
-        Raises:
-            SamplingError: The draft model's logits are not finite.
-        """
-        children: list[Children] = [[] for _ in requests]
-        num_children = self._rules.num_children
-        rows = list(range(len(requests)))
-        while rows:
-            asked = [requests[row] for row in rows]
-            try:
-                candidates = self._parts.sampler.top_candidates(
-                    logits if len(rows) == len(requests) else logits[rows],
-                    asked,
-                    max(num_children, NUM_RIVALS),
-                )
-            except SamplingError as error:
-                if isinstance(error.error, EngineFailureError):
-                    raise
-                del rows[error.row]
-                continue
-            shares = acceptance_shares(asked, candidates).tolist()
-            for row, ids, row_shares in zip(rows, candidates.ids.tolist(), shares, strict=True):
-                pairs = zip(ids[:num_children], row_shares[:num_children], strict=True)
-                children[row] = [(token, share) for token, share in pairs if token >= 0]
-            break
-        return children
 
     def _make_room(self, reserve: Callable[[], None], asked: frozenset[str]) -> bool:
         """Reserve, closing leases of requests that are not asked for now until it fits."""

@@ -1,0 +1,117 @@
+"""Drafts by an EAGLE-3 net: one pass per depth, each row reading the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.models.drafts.eagle3 import Eagle3Net
+from slipstream.speculation.candidates import best_children
+from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation, TargetRows
+from slipstream.speculation.learned.begin import begin_growth
+from slipstream.speculation.learned.eagle import CommittedRows, Eagle3Passes, OwnRow
+from slipstream.speculation.learned.eagle_tree import EagleTree
+from slipstream.speculation.learned.kv import DraftKv
+from slipstream.speculation.learned.offers import taps_of, target_logits
+from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
+from slipstream.speculation.tree import EMPTY_TREE, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """A request's newest committed row and its position."""
+
+    position: int
+    row: OwnRow
+
+
+class Eagle3Drafter:
+    """Drafts all requests of a step together; a tree by cumulative probability (EAGLE-2).
+
+    Of each request it holds the newest committed row; all earlier ones lie in the target's slots.
+    """
+
+    def __init__(self, name: str, parts: DraftNetParts, rules: DraftNetRules) -> None:
+        assert isinstance(parts.net, Eagle3Net)
+        self._name = name
+        self._parts = parts
+        self._rules = rules
+        self._net = parts.net
+        self._passes = Eagle3Passes(parts.net, DraftKv(parts.storage))
+        self._tap_layer_ids: tuple[int, ...] = parts.net.hparams.tap_layer_ids or ()
+        self._newest: dict[str, _Newest] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        return DrafterNeeds(
+            target_layer_ids=self._tap_layer_ids,
+            kv_bytes_per_token=self._parts.storage.bytes_per_token,
+            weight_bytes=self._net.weight_bytes,
+            max_len=self._parts.max_len,
+        )
+
+    def absorb(self, rows: Sequence[TargetRows]) -> None:
+        for item in rows:
+            taps = taps_of(item.taps, self._tap_layer_ids)
+            first = len(item.slots) - len(taps)
+            count = len(item.next_tokens)
+            if count == 0:
+                continue
+            committed = CommittedRows(taps[:count], item.next_tokens, item.slots[: first + count])
+            newest = self._newest.get(item.request_id)
+            known = newest.row if newest is not None and newest.position == first - 1 else None
+            row = self._passes.absorb(committed, known)
+            self._newest[item.request_id] = _Newest(first + count - 1, row)
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        trees = [self._begin(context) for context in contexts]
+        growing = [tree for tree in trees if tree is not None]
+        waiting = [(tree, *tree.rows_of_root()) for tree in growing]
+        while waiting:
+            self._add_children(waiting)
+            wanted = [(tree, tree.next_rows()) for tree, _, _ in waiting]
+            asked = [(tree, rows) for tree, rows in wanted if rows is not None]
+            if not asked:
+                break
+            found = self._passes.extend([rows for _, rows in asked])
+            waiting = [
+                (tree, tree.add_rows(rows), rows)
+                for (tree, _), rows in zip(asked, found, strict=True)
+            ]
+        return [EMPTY_TREE if tree is None else tree.growth.tree(self._name) for tree in trees]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Nothing: what was committed comes with the target's rows."""
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._newest.pop(request_id, None)
+
+    def memory_bytes(self) -> int:
+        return sum(item.row.nbytes for item in self._newest.values())
+
+    def _begin(self, context: DraftContext) -> EagleTree | None:
+        newest = self._newest.get(context.request_id)
+        growth = begin_growth(context, self._parts, self._rules, self._rules.max_draft_len)
+        if growth is None or newest is None or newest.position != len(context.slots) - 1:
+            return None
+        return EagleTree(growth, newest.row, context.slots)
+
+    def _add_children(self, waiting: Sequence[tuple[EagleTree, list[int], list[OwnRow]]]) -> None:
+        """Give every node whose row is there its children, in one product with the head."""
+        rows = [row for _, _, of_tree in waiting for row in of_tree]
+        places = [(tree, node) for tree, nodes, _ in waiting for node in nodes]
+        with torch.inference_mode():
+            logits = self._passes.logits(rows)
+            token_ids = self._net.target_token_ids().expand(logits.shape)
+            offered = target_logits(token_ids, logits, self._net.hparams.body.vocab_size)
+        requests = [tree.growth.request(node) for tree, node in places]
+        found = best_children(self._parts.sampler, offered, requests, self._rules.num_children)
+        for (tree, node), children in zip(places, found, strict=True):
+            tree.growth.add_children(node, children)

@@ -1,0 +1,44 @@
+"""What a drafter with a net is made of; free of torch, so that anyone may name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slipstream.kv.storage import KvStorage
+    from slipstream.models.drafts.load import AnyDraftNet
+    from slipstream.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNetParts:
+    """A draft net in memory, with a storage in the target's slots; the engine loads it.
+
+    Attributes:
+        net: Reads the target's states.
+        storage: Its keys and values; as many slots as the target's.
+        sampler: Over the target's vocabulary.
+        max_len: Longest text it can draft for.
+    """
+
+    net: AnyDraftNet
+    storage: KvStorage
+    sampler: Sampler
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNetRules:
+    """How much a net drafts.
+
+    Attributes:
+        num_children: Best tokens proposed after each node, and most nodes of one depth that get
+            children; 1 drafts chains.
+        max_draft_len: Most tokens from root to leaf.
+        least_score: What is less likely than this to be accepted is not proposed.
+    """
+
+    num_children: int
+    max_draft_len: int
+    least_score: float = 0.03
