@@ -151,3 +151,26 @@ def test_the_engine_accepts_what_the_published_loop_accepted(
     assert sum(by_round[:-1]) - 2 <= accepted <= sum(by_round)
     assert warm[0].choices[0].speculation == cold[0].choices[0].speculation
     assert warm[0].num_cached_tokens > 0
+
+
+@pytest.mark.parametrize(("draft", "prefix"), [("draft", "p0"), ("draft_full_vocab", "full_vocab")])
+def test_the_engine_drafts_the_published_chain(tmp_path: Path, draft: str, prefix: str) -> None:
+    root = shared_dir("golden", "open", "eagle3")
+    target = tmp_path / "target"
+    shutil.copytree(root / "target", target)
+    arrays = load_file(root / "expected.safetensors")
+    write_tiny_tokenizer(target, 384)
+    drafter = {"kind": "eagle3", "source": str(root / draft), "dtype": "float32"}
+    llm = load(target, [drafter | {"max_draft_len": 5}])
+    prompt = arrays[f"{prefix}.input_ids"].tolist()
+    drafted: list[tuple[int, ...]] = []
+
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    for _ in llm.stream(prompt, params):
+        report = llm.engine.last_report
+        assert report is not None
+        drafted += [commit.tree.tokens for commit in report.commits if commit.tree]
+
+    chain = arrays[f"{prefix}.chain_tokens"].tolist()
+    assert len(drafted[0]) >= 2
+    assert list(drafted[0]) == chain[: len(drafted[0])]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from slipstream.clock import ManualClock
-from slipstream.speculation.drafter import Drafter
+from slipstream.speculation.drafter import Drafter, TargetRows
 from slipstream.speculation.guard import GuardedDrafter, GuardLimits
 from slipstream.speculation.tree import EMPTY_TREE
 from tests.support.drafters import (
@@ -177,3 +179,38 @@ def test_each_benching_is_logged_once_with_name_reason_and_time(
     assert "for 2 s" in message
     assert "asked to fail" in message
     assert record.exc_info is not None
+
+
+class _Reader(ScriptedDrafter):
+    """Reads the target's states, and fails at it if told so."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__({3: [4]})
+        self.fails = fails
+        self.told: list[TargetRows] = []
+
+    def absorb(self, rows: Sequence[TargetRows]) -> None:
+        self.told += rows
+        if self.fails:
+            raise RuntimeError("cannot read")
+
+
+ROWS = [TargetRows("a", np.arange(2), (1, 2), {})]
+
+
+def test_the_targets_states_reach_a_drafter_that_reads_them_and_no_other() -> None:
+    reader = _Reader(fails=False)
+    _guard(reader, ManualClock()).absorb(ROWS)
+    _guard(ScriptedDrafter({}), ManualClock()).absorb(ROWS)
+    assert reader.told == ROWS
+
+
+def test_a_fault_while_reading_benches_the_drafter_but_it_keeps_being_told() -> None:
+    reader, events = _Reader(fails=True), RecordedEvents()
+    guard = _guard(reader, ManualClock(), events)
+    guard.absorb(ROWS)
+    assert guard.is_benched
+    assert guard.propose(CONTEXTS) == [EMPTY_TREE] * 2
+    reader.fails = False
+    guard.absorb(ROWS)
+    assert len(reader.told) == 2
