@@ -65,7 +65,7 @@ inline void widen_codes(const uint8_t* tile, uint8_t* wide) {
 }
 
 inline void prefetch(const uint8_t* p, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + PREFETCH + i), _MM_HINT_T1);
+    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T1);
 }
 
 inline __m512 halves(const uint8_t* p) {
@@ -82,7 +82,7 @@ template <int NUM_ROWS>
 SL_INLINE void multiply_strip_bf16(const uint8_t* strip, int num_steps, const Rows& x, __m512* sums) {
     _tile_zero(0);
     for (int k = 0; k < num_steps; k++) {
-        prefetch(strip + k * TILE, TILE);
+        prefetch(strip + k * TILE + PREFETCH, TILE);
         add_product(x, k, strip + k * TILE);
     }
     alignas(64) float held[NUM_ROWS * 16];
@@ -99,17 +99,19 @@ SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, co
                               const float* row_sums, uint8_t* wide, const Put& put) {
     constexpr size_t BYTES = tile_bytes(FORMAT);
     constexpr int STEPS = steps_per_tile(FORMAT, NUM_ROWS);
-    constexpr int LINKS = 4, LINKS_AHEAD = IS_WIDE ? 3 : 1;
+    constexpr int LINKS = 4, LINKS_AHEAD = 3;  // tiles of sums, and how many from product to scaling
     alignas(64) float links[LINKS][STEPS * NUM_ROWS * 16];
     const auto widen_step = [&](int k) {
         if (IS_WIDE || k >= num_steps) return;
-        prefetch(strip + k * BYTES, BYTES);
+        prefetch(strip + k * BYTES + PREFETCH, BYTES);
         widen_codes<FORMAT>(strip + k * BYTES, wide + k % RING * size_t(TILE));
     };
     // The next product: its tile of rows times its tile of weights, and where its sums go.
     int next = 0, next_step = 0, next_link = 0;
     const auto multiply_steps = [&] {
         if (next >= count * num_steps) return;
+        // The next strip is widened at once: it should be near by then.
+        if (IS_WIDE && next < num_steps) prefetch(strip + (num_steps + next) * BYTES, BYTES);
         _tile_zero(0);
 #pragma GCC unroll 4
         for (int j = 0; j < STEPS; j++) {
