@@ -65,6 +65,11 @@ class Processors:
         if self._is_idle:
             return logits
         np.copyto(out, logits)
+        with np.errstate(all="ignore"):  # what becomes infinite is found by who looks for the best
+            self._change(out, state)
+        return out
+
+    def _change(self, out: FloatArray, state: SamplingState) -> None:
         if self.params.has_penalties:
             self._penalise(out, state)
         out[self._bias_ids] += self._bias
@@ -77,7 +82,6 @@ class Processors:
             out[self._forbidden_ids] = _MINUS_INF
         if state.num_output < self.params.min_tokens:
             out[self._stop_ids] = _MINUS_INF
-        return out
 
     def _penalise(self, logits: FloatArray, state: SamplingState) -> None:
         params = self.params

@@ -6,12 +6,12 @@ rows, or which, are in the call, nor on the number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -109,13 +109,20 @@ class Sampler:
         requests: Sequence[RowRequest],
     ) -> list[int | SamplingError]:
         """The token of each row, or why that row has none."""
+        return self.draw(list(self._array(logits, len(requests))), requests)
+
+    def draw(
+        self,
+        rows: Sequence[FloatArray],  # [vocab or more] each
+        requests: Sequence[RowRequest],
+    ) -> list[int | SamplingError]:
+        """As `outcomes`, of rows as `host_rows` gives them."""
         outcomes: list[int | SamplingError] = []
-        with np.errstate(all="ignore"):
-            for index, (row, request) in enumerate(self._rows(logits, requests)):
-                try:
-                    outcomes.append(self._draw(row, request, index))
-                except SamplingError as error:
-                    outcomes.append(error)
+        for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            try:
+                outcomes.append(self._draw(row[: self.vocab_size], request, index))
+            except SamplingError as error:
+                outcomes.append(error)
         return outcomes
 
     def processed(
@@ -177,26 +184,34 @@ class Sampler:
         return Candidates(ids, probs)
 
     def _draw(self, row: FloatArray, request: RowRequest, index: int) -> int:
-        values, best = self._process(row, request, index)
         if request.params.is_greedy:
-            return int(values.argmax())
-        weights, kept = self._shape(values, best, request.params)
-        key = noise_key(request.seed, request.position)
-        return int(draw_best(weights, kept, key, 1, self._workspace)[0])
+            values = self._processed(row, request, index)
+            token = int(values.argmax())
+            if not math.isfinite(values.item(token)):  # a NaN counts as the largest
+                raise SamplingError(index, _why_not_finite(row.max(), values[token], request))
+            return token
+        with np.errstate(all="ignore"):
+            values, best = self._process(row, request, index)
+            weights, kept = self._shape(values, best, request.params)
+            key = noise_key(request.seed, request.position)
+            return int(draw_best(weights, kept, key, 1, self._workspace)[0])
 
     def _process(
         self, row: FloatArray, request: RowRequest, index: int
     ) -> tuple[FloatArray, np.float32]:
         """The processed logits and their finite maximum."""
-        try:
-            processors = self._processors(request.params)
-        except InvalidRequestError as error:
-            raise SamplingError(index, error) from error
-        values = processors.apply(row, request.state, self._workspace.processed)
+        values = self._processed(row, request, index)
         best = values.max()
         if np.isfinite(best):
             return values, best
         raise SamplingError(index, _why_not_finite(row.max(), best, request))
+
+    def _processed(self, row: FloatArray, request: RowRequest, index: int) -> FloatArray:
+        try:
+            processors = self._processors(request.params)
+        except InvalidRequestError as error:
+            raise SamplingError(index, error) from error
+        return processors.apply(row, request.state, self._workspace.processed)
 
     def _shape(
         self, values: FloatArray, best: np.float32, params: SamplingParams
@@ -218,19 +233,31 @@ class Sampler:
     def _rows(
         self, logits: Tensor, requests: Sequence[RowRequest]
     ) -> list[tuple[FloatArray, RowRequest]]:
-        if logits.ndim != 2 or logits.shape[0] != len(requests):
+        rows = self._array(logits, len(requests))
+        return list(zip((row[: self.vocab_size] for row in rows), requests, strict=True))
+
+    def _array(self, logits: Tensor, num_rows: int) -> FloatArray:
+        if logits.ndim != 2 or logits.shape[0] != num_rows:
             raise ValueError(
-                f"{len(requests)} requests need as many rows of logits, got {tuple(logits.shape)}"
+                f"{num_rows} requests need as many rows of logits, got {tuple(logits.shape)}"
             )
         if logits.shape[1] < self.vocab_size:
             raise ValueError(
                 f"logits have {logits.shape[1]} columns, fewer than the vocabulary's "
                 f"{self.vocab_size} tokens"
             )
-        # The one host sync of a step on a device with its own memory; free on the CPU.
-        array: npt.NDArray[np.float32] = logits.detach().to("cpu", torch.float32).numpy()
-        rows = np.ascontiguousarray(array) if array.strides[1] != array.itemsize else array
-        return list(zip((row[: self.vocab_size] for row in rows), requests, strict=True))
+        return host_rows(logits)
+
+
+def host_rows(logits: Tensor) -> FloatArray:
+    """[rows, vocab or more] float32 in the host's memory, each row without gaps.
+
+    The one host sync of a step on a device with its own memory; free on the CPU.
+    """
+    if logits.requires_grad or logits.device.type != "cpu" or logits.dtype != torch.float32:
+        logits = logits.detach().to("cpu", torch.float32)
+    array: FloatArray = logits.numpy()
+    return np.ascontiguousarray(array) if array.strides[1] != array.itemsize else array
 
 
 def _why_not_finite(raw_best: np.float32, best: np.float32, request: RowRequest) -> RequestError:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.errors import RequestError
 from slipstream.sampling.params import SamplingParams
-from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError
+from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError, host_rows
 from slipstream.sampling.state import SamplingState, advance
 from slipstream.speculation.tree import ROOT, DraftTree
 
@@ -56,28 +56,22 @@ class Verdict:
 
 
 def verify(sampler: Sampler, logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
-    """Walk every tree with the sampler.
+    """Walk every tree with the sampler, all trees one node deeper at a time.
 
-    Rows whose distribution does not depend on earlier tokens are all sampled in one batch; the
-    others are sampled level by level, because the state at a node is known only after its parent.
+    Only rows that a walk reaches are sampled: behind the first token that the tree lacks, nothing
+    counts.
 
     Args:
         logits: [rows, vocab] float32, the target's rows of all candidates.
     """
+    rows = host_rows(logits)
     walks = [_Walk(candidate) for candidate in candidates]
-    _sample_ahead(sampler, logits, [walk for walk in walks if not walk.needs_state])
-    pending = list(walks)
+    pending = walks
     while pending:
-        stateful = [walk for walk in pending if walk.needs_state]
-        drawn = _sample(
-            sampler,
-            logits,
-            [walk.request() for walk in stateful],
-            [walk.row() for walk in stateful],
+        drawn = sampler.draw(
+            [rows[walk.row()] for walk in pending], [walk.request() for walk in pending]
         )
-        for walk, result in zip(stateful, drawn, strict=True):
-            walk.drawn[walk.node] = result
-        pending = [walk for walk in pending if walk.descend()]
+        pending = [walk for walk, token in zip(pending, drawn, strict=True) if walk.descend(token)]
     return [walk.verdict() for walk in walks]
 
 
@@ -86,16 +80,8 @@ class _Walk:
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
-        self.needs_state = candidate.params.needs_state
         self.state = candidate.state
         self.node = ROOT
-        self.drawn: dict[int, int | SamplingError] = {}
-        self._children: dict[tuple[int, int], int] = {
-            (parent, token): node
-            for node, (parent, token) in enumerate(
-                zip(candidate.tree.parents, candidate.tree.tokens, strict=True)
-            )
-        }
         self._tokens: list[int] = []
         self._path: list[int] = []
         self._rows: list[int] = []
@@ -112,15 +98,14 @@ class _Walk:
             position=self.candidate.position + len(self._tokens),
         )
 
-    def descend(self) -> bool:
+    def descend(self, drawn: int | SamplingError) -> bool:
         """Take the token drawn at this node; whether a child carries it and the walk goes on."""
-        drawn = self.drawn[self.node]
         if isinstance(drawn, SamplingError):
             self._fault = drawn.error
             return False
         self._tokens.append(drawn)
         self._rows.append(self.row())
-        child = self._children.get((self.node, drawn))
+        child = self.candidate.tree.child(self.node, drawn)
         if child is None:
             return False
         self.state = advance(self.candidate.params, self.state, drawn)
@@ -130,33 +115,3 @@ class _Walk:
 
     def verdict(self) -> Verdict:
         return Verdict(tuple(self._tokens), tuple(self._path), tuple(self._rows), self._fault)
-
-
-def _sample_ahead(sampler: Sampler, logits: Tensor, walks: Sequence[_Walk]) -> None:
-    """Sample all rows of stateless walks in one call: no row depends on another's result."""
-    places: list[tuple[_Walk, int]] = []
-    requests: list[RowRequest] = []
-    rows: list[int] = []
-    for walk in walks:
-        candidate = walk.candidate
-        for node, depth in zip(
-            range(ROOT, len(candidate.tree)), (0, *candidate.tree.depths), strict=True
-        ):
-            places.append((walk, node))
-            rows.append(candidate.row(node))
-            requests.append(
-                RowRequest(
-                    candidate.params, candidate.state, candidate.seed, candidate.position + depth
-                )
-            )
-    for (walk, node), result in zip(places, _sample(sampler, logits, requests, rows), strict=True):
-        walk.drawn[node] = result
-
-
-def _sample(
-    sampler: Sampler, logits: Tensor, requests: Sequence[RowRequest], rows: Sequence[int]
-) -> list[int | SamplingError]:
-    if not rows:
-        return []
-    is_everything = len(rows) == len(logits) and list(rows) == list(range(len(rows)))
-    return sampler.outcomes(logits if is_everything else logits[list(rows)], requests)
