@@ -95,11 +95,11 @@ class EngineMetrics:
         if num_tokens <= 0:
             return
         self._metrics.count(catalogue.GENERATION_TOKENS, num_tokens)
-        self._recent.append((self._clock.now(), num_tokens))
-        self._forget_old()
+        now_s = self._clock.now()
+        self._recent.append((now_s, num_tokens))
+        self._forget_old(now_s)
         if gap_s is not None:
-            for _ in range(num_tokens):
-                self._metrics.observe(catalogue.INTER_TOKEN, gap_s / num_tokens)
+            self._metrics.observe(catalogue.INTER_TOKEN, gap_s / num_tokens, times=num_tokens)
 
     def observe_admitted(self, num_prompt_tokens: int, queue_wait_s: float) -> None:
         """A request left the queue for the first time."""
@@ -175,14 +175,15 @@ class EngineMetrics:
         """See `Metrics.exposition`."""
         return self._metrics.exposition()
 
-    def _forget_old(self) -> None:
-        oldest_s = self._clock.now() - _WINDOW_S
+    def _forget_old(self, now_s: float) -> None:
+        oldest_s = now_s - _WINDOW_S
         while self._recent and self._recent[0][0] < oldest_s:
             self._recent.popleft()
 
     def _tokens_per_second(self) -> float:
-        self._forget_old()
-        window_s = min(_WINDOW_S, max(self._clock.now() - self._started_s, 1e-9))
+        now_s = self._clock.now()
+        self._forget_old(now_s)
+        window_s = min(_WINDOW_S, max(now_s - self._started_s, 1e-9))
         return sum(num_tokens for _, num_tokens in self._recent) / window_s
 
     def _mean_acceptance_length(self) -> float:
