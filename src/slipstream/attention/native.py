@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -93,7 +94,7 @@ class NativePreparedAttention:
         self._rows = _joined([branch.rows for branch in branches])
         self._positions = _joined([branch.positions for branch in branches])
         self._slots = _joined([branch.slots for branch in branches])
-        self._tiles = _tiles(branches, self._positions)
+        self._tiles = _tiles(branches)
         self.plan = structs.AttentionPlan(
             self._tiles.ctypes.data,
             self._rows.ctypes.data,
@@ -150,25 +151,24 @@ def scale_addresses(storage: KvTensors, layer: int) -> tuple[int | None, int | N
     return storage.key_scales[layer].data_ptr(), storage.value_scales[layer].data_ptr()
 
 
-def _tiles(branches: Sequence[Rows], positions: IntArray) -> IntArray:
+def _tiles(branches: Sequence[Rows]) -> IntArray:
     """[tiles, 3] first row, number of rows, first slot; those with most keys come first."""
-    lens = np.array([len(branch.rows) for branch in branches], np.int64)
-    slot_lens = np.array([len(branch.slots) for branch in branches], np.int64)
-    tile_rows = structs.MAX_TILE_ROWS
-    counts = -(-lens // tile_rows)
-    branch = np.repeat(np.arange(len(lens)), counts)
-    rank = np.arange(len(branch)) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = (np.cumsum(lens) - lens)[branch] + rank * tile_rows
-    number = np.minimum(lens[branch] - rank * tile_rows, tile_rows)
-    first_slot = (np.cumsum(slot_lens) - slot_lens)[branch]
-    tiles = np.stack((first, number, first_slot), 1)
-    if len(tiles) == 0:
-        return tiles
-    order = np.argsort(-positions[first + number - 1] * number, kind="stable")
-    return np.ascontiguousarray(tiles[order])
+    tiles: list[tuple[int, int, int, int]] = []
+    first_row = first_slot = 0
+    for branch in branches:
+        positions, num_rows = branch.positions, len(branch.rows)
+        for start in range(0, num_rows, structs.MAX_TILE_ROWS):
+            number = min(num_rows - start, structs.MAX_TILE_ROWS)
+            num_keys = int(positions[start + number - 1]) * number
+            tiles.append((-num_keys, first_row + start, number, first_slot))
+        first_row += num_rows
+        first_slot += len(branch.slots)
+    tiles.sort(key=itemgetter(0))
+    return np.array([tile[1:] for tile in tiles], np.int64).reshape(-1, 3)
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:
     if not arrays:
         return np.zeros(0, np.int64)
-    return np.ascontiguousarray(np.concatenate(arrays), np.int64)
+    joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return np.ascontiguousarray(joined, np.int64)

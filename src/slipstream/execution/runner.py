@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from slipstream.attention.backend import AttentionBackend
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
@@ -46,15 +45,16 @@ class Runner:
         if torch.get_num_threads() != self._num_threads:
             self.attention.prove()
             self._prove()
-        with torch.inference_mode():
-            inputs = self._inputs(batch)
-            output = self.model.forward(inputs, self.storage)
-            self.usage.passed(inputs)
-            num_rows = len(batch.tokens)
-            return ForwardOutput(
-                logits=output.logits[: len(batch.logit_rows)],
-                taps={layer: tap[:num_rows] for layer, tap in output.taps.items()},
-            )
+        inputs = self._inputs(batch)
+        output = self.model.forward(inputs, self.storage)
+        self.usage.passed(inputs)
+        num_rows, num_logit_rows = len(batch.tokens), len(batch.logit_rows)
+        logits, taps = output.logits, output.taps
+        if num_logit_rows < len(inputs.logit_rows):
+            logits = logits[:num_logit_rows]
+        if num_rows < len(inputs.tokens):
+            taps = {layer: tap[:num_rows] for layer, tap in taps.items()}
+        return ForwardOutput(logits, taps)
 
     def numerics(self) -> dict[str, str]:
         """What decides the bits of a result besides the weights; part of the fingerprint."""
@@ -89,7 +89,7 @@ class Runner:
             tokens=_padded(batch.tokens, num_rows, 0),
             positions=_padded(batch.positions, num_rows, 0),
             slots=_padded(batch.slots, num_rows, _SCRATCH_SLOT),
-            max_position=int(batch.positions.max(initial=0)),
+            max_position=max((len(branch.slots) for branch in batch.branches), default=1) - 1,
             cuts=cuts,
             attention={
                 window: self.attention.prepare(batch.branches, num_rows, window)
@@ -105,7 +105,9 @@ def _tiles(admitted: tuple[int, ...] | None) -> RowTiles | AnyRows:
     return AnyRows() if admitted is None else RowTiles(admitted)
 
 
-def _padded(values: IntArray, length: int, filler: int) -> Tensor:
+def _padded(values: IntArray, length: int, filler: int) -> IntArray:
+    if len(values) == length:
+        return np.ascontiguousarray(values, np.int64)
     padded = np.full(length, filler, np.int64)
     padded[: len(values)] = values
-    return torch.from_numpy(padded)
+    return padded

@@ -18,7 +18,6 @@ from slipstream.kernels.structs import (
     Matrices,
     Matrix,
     Product,
-    StageTimes,
 )
 from slipstream.weights.gguf_blocks import QuantizedTensor
 
@@ -95,21 +94,24 @@ class PackedMatrix:
         """The matrices as C sees them; valid as long as this object."""
         return Matrices(ctypes.addressof(self.matrices), len(self.matrices), self.shape[0])
 
-    def read_rows(self, rows: Tensor, stage_ns: StageTimes | None = None) -> Tensor:
+    def read_rows(self, rows: Tensor) -> Tensor:
         """Weights of some outputs: [n] int64 -> [n, num_in] float32.
 
-        Only for a matrix in one part. The time is added to `stage_ns` as that of the embedding.
+        Only for a matrix in one part.
         """
-        assert len(self.matrices) == 1
         out = torch.empty(len(rows), self.shape[1])
         self._library.functions.sl_read_rows(
-            ctypes.byref(self.matrices[0]),
+            ctypes.byref(self.single()),
             ctypes.c_void_p(rows.data_ptr()),
             len(rows),
             ctypes.c_void_p(out.data_ptr()),
-            None if stage_ns is None else ctypes.c_void_p(stage_ns.ctypes.data),
         )
         return out
+
+    def single(self) -> Matrix:
+        """The only part as C sees it; valid as long as this object."""
+        assert len(self.matrices) == 1
+        return self.matrices[0]
 
 
 def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:

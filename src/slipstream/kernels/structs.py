@@ -167,28 +167,23 @@ class Pass(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.c_void_p),
         ("plans", ctypes.c_void_p),
+        ("embeddings", ctypes.c_void_p),
+        ("final_norm", Norm),
+        ("head", Matrices),
+        ("tokens", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
+        ("logit_rows", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("embedding_tap", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
         ("shape", AttentionShape),
+        ("embedding_scale", ctypes.c_float),
         ("num_layers", ctypes.c_int32),
         ("num_rows", ctypes.c_int32),
+        ("num_logit_rows", ctypes.c_int32),
         ("hidden_size", ctypes.c_int32),
         ("intermediate_size", ctypes.c_int32),
         ("gate", ctypes.c_int32),
-        ("stage_ns", ctypes.c_void_p),
-    )
-
-
-class Head(ctypes.Structure):
-    """`slipstream::Head`."""
-
-    _fields_ = (
-        ("norm", Norm),
-        ("matrices", Matrices),
-        ("hidden", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
         ("stage_ns", ctypes.c_void_p),
     )

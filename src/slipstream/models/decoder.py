@@ -9,7 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.attention.backend import AttentionBackend, AttentionShape, PreparedAttention
+from slipstream.attention.backend import (
+    AttentionBackend,
+    AttentionShape,
+    IntArray,
+    PreparedAttention,
+)
 from slipstream.attention.reference import TorchAttention
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams, RotaryParams
@@ -48,7 +53,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderInput:
-    """One pass as tensors, its rows padded to a sum of admitted row counts.
+    """One pass as arrays, its rows padded to a sum of admitted row counts.
 
     Attributes:
         tokens, positions, slots: [rows] int64.
@@ -61,13 +66,13 @@ class DecoderInput:
         tap_layer_ids: Layers whose output is wanted (-1 = embedding output).
     """
 
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
+    tokens: IntArray
+    positions: IntArray
+    slots: IntArray
     max_position: int
     cuts: Sequence[int]
     attention: Mapping[int | None, PreparedAttention]
-    logit_rows: Tensor
+    logit_rows: IntArray
     logit_cuts: Sequence[int]
     tap_layer_ids: Sequence[int] = ()
 
@@ -176,19 +181,21 @@ class Decoder:
         """How matrices are multiplied, for the numerics fingerprint."""
         return self._factory.description()
 
+    @torch.inference_mode()
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """Run all layers; each row's key and value are stored in its slot on the way."""
-        embedded = self.embed(inputs.tokens)
+        embedded = self.embed(torch.from_numpy(inputs.tokens))
+        positions = torch.from_numpy(inputs.positions)
         parts = list(_cut(embedded, inputs.cuts))
         taps = {-1: embedded} if -1 in inputs.tap_layer_ids else {}
-        slots = _cut(inputs.slots, inputs.cuts)
+        slots = _cut(torch.from_numpy(inputs.slots), inputs.cuts)
         rotations = {
             params: [
                 Rotation(cos, sin)
                 for cos, sin in zip(
                     *(
                         _cut(angles, inputs.cuts)
-                        for angles in table.angles(inputs.positions, inputs.max_position)
+                        for angles in table.angles(positions, inputs.max_position)
                     ),
                     strict=True,
                 )
@@ -254,7 +261,7 @@ class Decoder:
         return hidden.add_(output)
 
     def _logits(self, hidden: Tensor, inputs: DecoderInput) -> Tensor:
-        wanted = hidden.index_select(0, inputs.logit_rows)
+        wanted = hidden.index_select(0, torch.from_numpy(inputs.logit_rows))
         normed = self.final_norm(wanted).to(self.dtype)
         logits = [self.head(part) for part in _cut(normed, inputs.logit_cuts)]
         if not logits:

@@ -54,7 +54,8 @@ class NativeDecoder:
         self.final_norm = final_norm
         self.head = head
         self._embeddings = embeddings
-        self._stage_ns: structs.StageTimes | None = None
+        scale = hparams.embedding_scale
+        self._embedding_scale = None if scale is None else torch.tensor(scale).bfloat16()
         self._kernels = kernels
         self._shape = attention_shape(hparams)
         self._tables: dict[RotaryParams, RotaryTable] = {
@@ -65,6 +66,11 @@ class NativeDecoder:
         for struct, layer, params in zip(self._structs, layers, hparams.layers, strict=True):
             _fill(struct, layer)
             struct.plan = self._windows.index(params.window)
+        self._plans = (structs.AttentionPlan * len(self._windows))()
+        self._pass = self._constant_pass()
+        self._storage: KvStorage | None = None
+        self._num_positions = 0
+        self._has_taps = False
         matrices = [_matrix(linear) for layer in layers for linear in layer.linears()]
         matrices.append(_matrix(head))
         if embeddings is not matrices[-1]:
@@ -80,7 +86,8 @@ class NativeDecoder:
 
         Measured by the first thread, waiting for the others included.
         """
-        self._stage_ns = stage_ns
+        self._stage_ns = stage_ns  # held: C writes to it
+        self._pass.stage_ns = None if stage_ns is None else stage_ns.ctypes.data
 
     def attention_backend(self) -> AttentionBackend:
         """See `Model`."""
@@ -97,15 +104,18 @@ class NativeDecoder:
         return "native:" + "+".join(self._formats)
 
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
-        """See `Model`."""
-        hidden = self.embed(inputs.tokens)
-        taps = {-1: hidden.clone()} if -1 in inputs.tap_layer_ids else {}
-        for index in inputs.tap_layer_ids:
-            taps.setdefault(index, torch.empty_like(hidden))
-        self._point_to(storage, inputs.max_position, taps)
-        if len(hidden):
-            self._run_layers(hidden, inputs, storage)
-        return DecoderOutput(self._logits(hidden, inputs.logit_rows), taps)
+        """See `Model`. One call for all of it: between passes the caches hold none of the code
+        that Python and torch run, and each of torch's functions then costs 20 us."""
+        num_rows = len(inputs.tokens)
+        logits = torch.empty(len(inputs.logit_rows), self.hparams.vocab_size)
+        taps = {
+            layer: torch.empty(num_rows, self.hparams.hidden_size) for layer in inputs.tap_layer_ids
+        }
+        if num_rows:
+            self._point_to(storage, inputs.max_position)
+            self._tap(taps)
+            self._run(inputs, logits)
+        return DecoderOutput(logits, taps)
 
     def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """See `Model`."""
@@ -114,14 +124,31 @@ class NativeDecoder:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `Model`."""
-        embedded = self._embeddings.read_rows(tokens, self._stage_ns)
-        scale = self.hparams.embedding_scale
-        if scale is None:
+        embedded = self._embeddings.read_rows(tokens)
+        if self._embedding_scale is None:
             return embedded
-        return (embedded.bfloat16() * torch.tensor(scale, dtype=torch.bfloat16)).float()
+        return (embedded.bfloat16() * self._embedding_scale).float()
 
-    def _point_to(self, storage: KvStorage, max_position: int, taps: dict[int, Tensor]) -> None:
-        """Bring addresses into the layers' structures that may change between passes."""
+    def _constant_pass(self) -> structs.Pass:
+        """What no pass changes."""
+        hparams, scale = self.hparams, self._embedding_scale
+        return structs.Pass(
+            layers=ctypes.addressof(self._structs),
+            plans=ctypes.addressof(self._plans),
+            embeddings=ctypes.addressof(self._embeddings.single()),
+            final_norm=_norm(self.final_norm),
+            head=_matrix(self.head).struct(),
+            embedding_scale=0.0 if scale is None else float(scale),
+            num_layers=hparams.num_layers,
+            hidden_size=hparams.hidden_size,
+            intermediate_size=hparams.intermediate_size,
+            gate=structs.GATES[hparams.activation],
+        )
+
+    def _point_to(self, storage: KvStorage, max_position: int) -> None:
+        """Bring addresses into the structures that hold until the storage or a table changes."""
+        if storage is self._storage and max_position < self._num_positions:
+            return
         offset = self.hparams.head_dim // 2 * torch.float32.itemsize
         tables = {params: table.tables(max_position) for params, table in self._tables.items()}
         for index, (struct, params) in enumerate(
@@ -133,53 +160,35 @@ class NativeDecoder:
             struct.keys = storage.keys[index].data_ptr()
             struct.values = storage.values[index].data_ptr()
             struct.key_scales, struct.value_scales = scale_addresses(storage, index)
+        self._pass.shape = struct_of(self._shape, storage.dtype)
+        self._storage = storage
+        self._num_positions = min(len(cos) for cos, _ in tables.values())
+
+    def _tap(self, taps: dict[int, Tensor]) -> None:
+        """Say where outputs of layers are wanted in this pass."""
+        if not taps and not self._has_taps:
+            return
+        self._has_taps = bool(taps)
+        self._pass.embedding_tap = taps[-1].data_ptr() if -1 in taps else None
+        for index, struct in enumerate(self._structs):
             struct.tap = taps[index].data_ptr() if index in taps else None
 
-    def _run_layers(self, hidden: Tensor, inputs: DecoderInput, storage: KvStorage) -> None:
-        hparams = self.hparams
-        plans = (structs.AttentionPlan * len(self._windows))()
+    def _run(self, inputs: DecoderInput, logits: Tensor) -> None:
         for index, window in enumerate(self._windows):
             prepared = inputs.attention[window]
             assert isinstance(prepared, NativePreparedAttention)
-            plans[index] = prepared.plan
-        arguments = structs.Pass(
-            ctypes.addressof(self._structs),
-            ctypes.addressof(plans),
-            inputs.positions.data_ptr(),
-            inputs.slots.data_ptr(),
-            hidden.data_ptr(),
-            struct_of(self._shape, storage.dtype),
-            hparams.num_layers,
-            len(hidden),
-            hparams.hidden_size,
-            hparams.intermediate_size,
-            structs.GATES[hparams.activation],
-            self._trace_address(),
-        )
+            self._plans[index] = prepared.plan
+        arguments = self._pass
+        arguments.tokens = inputs.tokens.ctypes.data
+        arguments.positions = inputs.positions.ctypes.data
+        arguments.slots = inputs.slots.ctypes.data
+        arguments.logit_rows = inputs.logit_rows.ctypes.data
+        arguments.logits = logits.data_ptr()
+        arguments.num_rows = len(inputs.tokens)
+        arguments.num_logit_rows = len(inputs.logit_rows)
         self._kernels.functions.sl_pass(
             self._kernels.isa, torch.get_num_threads(), ctypes.byref(arguments)
         )
-
-    def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        logits = torch.empty(len(rows), self.hparams.vocab_size)
-        if len(rows) == 0:
-            return logits
-        arguments = structs.Head(
-            _norm(self.final_norm),
-            _matrix(self.head).struct(),
-            hidden.data_ptr(),
-            rows.data_ptr(),
-            logits.data_ptr(),
-            len(rows),
-            self._trace_address(),
-        )
-        self._kernels.functions.sl_head(
-            self._kernels.isa, torch.get_num_threads(), ctypes.byref(arguments)
-        )
-        return logits
-
-    def _trace_address(self) -> int | None:
-        return None if self._stage_ns is None else self._stage_ns.ctypes.data
 
 
 def _fill(struct: structs.Layer, layer: DecoderLayer) -> None:

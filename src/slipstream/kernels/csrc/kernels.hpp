@@ -80,6 +80,7 @@ inline float half_to_float(uint16_t h) {
 
 // A buffer of the calling thread that only grows; what was never written is zero.
 void* scratch(int which, size_t bytes);
+constexpr int HIDDEN_SCRATCH = 0;
 constexpr int PLAN_SCRATCH = 12;  // two for each plan of attention
 constexpr int ROW_SCRATCH = 28;   // packed rows, by the shape of their tiles
 constexpr int NUM_SCRATCH = 46;

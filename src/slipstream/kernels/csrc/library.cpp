@@ -67,8 +67,7 @@ Attend attend_for(int isa, const AttentionShape& shape) {
     return attend_portable;
 }
 
-void run_pass(int isa, int num_threads, const Pass& pass);
-void run_head(int isa, int num_threads, const Head& head);
+void run_pass(int isa, int num_threads, Pass pass);
 
 }  // namespace slipstream
 
@@ -109,14 +108,11 @@ SL_EXPORT void sl_pack(int format, int num_out, int num_in, const void* source, 
                 static_cast<uint8_t*>(tiles));
 }
 
-// Rows of a packed matrix, [count, num_in] float32. `stage_ns`: see Pass.
-SL_EXPORT void sl_read_rows(const Matrix* matrix, const int64_t* rows, int count, float* out,
-                            int64_t* stage_ns) {
-    Stopwatch watch(stage_ns, 0);
+// Rows of a packed matrix, [count, num_in] float32.
+SL_EXPORT void sl_read_rows(const Matrix* matrix, const int64_t* rows, int count, float* out) {
 #pragma omp parallel for schedule(static) if (count >= 32)
     for (int i = 0; i < count; i++)
         read_row(*matrix, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
-    watch.mark(EMBEDDING);
 }
 
 // `products`: [count], computed one after the other by one team.
@@ -185,5 +181,3 @@ SL_EXPORT void sl_gate(int isa, int kind, const float* gate_up, uint16_t* out, i
 }
 
 SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }
-
-SL_EXPORT void sl_head(int isa, int num_threads, const Head* head) { run_head(isa, num_threads, *head); }

@@ -155,26 +155,55 @@ AttentionCut cut_attention(const Pass& pass, int num_threads) {
     return cut;
 }
 
+// What the first layer reads. A scale is a product of bf16 numbers.
+void embed(const Pass& pass, Share rows) {
+    const size_t hidden = pass.hidden_size;
+    for (int row = rows.begin; row < rows.end; row++) {
+        float* out = pass.hidden + row * hidden;
+        read_row(*pass.embeddings, static_cast<int>(pass.tokens[row]), out);
+        if (pass.embedding_scale != 0.0f)
+            for (size_t i = 0; i < hidden; i++)
+                out[i] = widen(round_bf16(widen(round_bf16(out[i])) * pass.embedding_scale));
+        if (pass.embedding_tap) memcpy(pass.embedding_tap + row * hidden, out, sizeof(float) * hidden);
+    }
+}
+
+void run_head(const Pass& pass, uint16_t* normed, const Member& member, Stopwatch& watch) {
+    const size_t width = pass.hidden_size;
+    const Share share = share_of(pass.num_logit_rows, member.thread, member.num_threads);
+    for (int i = share.begin; i < share.end; i++)
+        member.kernels.normalise(pass.final_norm, pass.hidden + pass.logit_rows[i] * width,
+                                 normed + i * width, {0, 1});
+    team_barrier();
+    watch.mark(NORMS);
+    member.multiply(pass.head, normed, pass.hidden_size, pass.logits, pass.num_logit_rows, TO_F32);
+    watch.mark(HEAD);
+}
+
 size_t widest_input(const Pass& pass) {
     const int q_size = pass.shape.num_heads * pass.shape.head_dim;
     int width = pass.hidden_size > pass.intermediate_size ? pass.hidden_size : pass.intermediate_size;
     width = width > q_size ? width : q_size;
-    return shared_bytes(pass.num_rows, width);
+    const size_t of_layers = shared_bytes(pass.num_rows, width);
+    const size_t of_head = shared_bytes(pass.num_logit_rows, pass.hidden_size);
+    return of_layers > of_head ? of_layers : of_head;
 }
 
 }  // namespace
 
-void run_pass(int isa, int num_threads, const Pass& pass) {
+void run_pass(int isa, int num_threads, Pass pass) {
     const Kernels kernels = kernels_for(isa);
     const Attend attend = attend_for(isa, pass.shape);
     const size_t rows = pass.num_rows;
+    const size_t most_rows = pass.num_logit_rows > pass.num_rows ? pass.num_logit_rows : rows;
     const size_t q_size = size_t(pass.shape.num_heads) * pass.shape.head_dim;
     const size_t qkv_size = q_size + 2 * size_t(pass.shape.kv_heads) * pass.shape.head_dim;
+    pass.hidden = static_cast<float*>(scratch(HIDDEN_SCRATCH, rows * pass.hidden_size * 4));
     Buffers buffers;
     buffers.qkv = static_cast<float*>(scratch(5, rows * qkv_size * 4));
     buffers.gate_up = static_cast<float*>(scratch(6, rows * pass.intermediate_size * 8));
     buffers.output = static_cast<float*>(scratch(7, rows * pass.hidden_size * 4));
-    buffers.normed = static_cast<uint16_t*>(scratch(8, rows * pass.hidden_size * 2));
+    buffers.normed = static_cast<uint16_t*>(scratch(8, most_rows * pass.hidden_size * 2));
     buffers.mixed = static_cast<uint16_t*>(scratch(9, rows * q_size * 2));
     buffers.gated = static_cast<uint16_t*>(scratch(10, rows * pass.intermediate_size * 2));
     void* shared = scratch(3, widest_input(pass));
@@ -187,29 +216,11 @@ void run_pass(int isa, int num_threads, const Pass& pass) {
         const Member member{kernels,   team_thread(), team_size(), shared, attend,
                             cut.units, cut.counters,  cut.num_counters};
         Stopwatch watch(pass.stage_ns, member.thread);
-        for (int i = 0; i < pass.num_layers; i++) run_layer(pass, i, buffers, member, watch);
-    }
-}
-
-void run_head(int isa, int num_threads, const Head& head) {
-    const Kernels kernels = kernels_for(isa);
-    const size_t rows = head.num_rows, width = head.norm.size;
-    uint16_t* normed = static_cast<uint16_t*>(scratch(8, rows * width * 2));
-    void* shared = scratch(3, shared_bytes(head.num_rows, static_cast<int>(width)));
-    TeamBarrier barrier;
-#pragma omp parallel num_threads(num_threads)
-    {
-        team = &barrier;
-        const Member member{kernels, team_thread(), team_size(), shared, nullptr, nullptr, nullptr, 0};
-        Stopwatch watch(head.stage_ns, member.thread);
-        const Share share = share_of(head.num_rows, member.thread, member.num_threads);
-        for (int i = share.begin; i < share.end; i++)
-            kernels.normalise(head.norm, head.hidden + head.rows[i] * width, normed + i * width, {0, 1});
+        embed(pass, share_of(pass.num_rows, member.thread, member.num_threads));
         team_barrier();
-        watch.mark(NORMS);
-        member.multiply(head.matrices, normed, static_cast<int>(width), head.logits, head.num_rows,
-                        TO_F32);
-        watch.mark(HEAD);
+        watch.mark(EMBEDDING);
+        for (int i = 0; i < pass.num_layers; i++) run_layer(pass, i, buffers, member, watch);
+        if (pass.num_logit_rows) run_head(pass, buffers.normed, member, watch);
     }
 }
 

@@ -35,23 +35,20 @@ struct Layer {
 struct Pass {
     const Layer* layers;
     const AttentionPlan* plans;  // one for each window
-    const int64_t* positions;    // [rows]
-    const int64_t* slots;        // [rows]
-    float* hidden;               // [rows, hidden_size]: embeddings in, residual stream out
+    const Matrix* embeddings;    // [vocabulary, hidden_size]
+    Norm final_norm;
+    Matrices head;
+    const int64_t* tokens;      // [rows]
+    const int64_t* positions;   // [rows]
+    const int64_t* slots;       // [rows]
+    const int64_t* logit_rows;  // [num_logit_rows] rows whose logits are wanted
+    float* logits;              // [num_logit_rows, vocabulary]
+    float* embedding_tap;       // [rows, hidden_size] takes the embeddings, or null
+    float* hidden;              // [rows, hidden_size], the residual stream: run_pass gives the memory
     AttentionShape shape;
-    int32_t num_layers, num_rows, hidden_size, intermediate_size, gate;
+    float embedding_scale;  // in bf16; 0 = none
+    int32_t num_layers, num_rows, num_logit_rows, hidden_size, intermediate_size, gate;
     int64_t* stage_ns;  // [NUM_STAGES] nanoseconds to add to, waiting for the team included; or null
-};
-
-// Final norm and product with the vocabulary.
-struct Head {
-    Norm norm;
-    Matrices matrices;
-    const float* hidden;       // [rows, norm.size]
-    const int64_t* rows;       // [num_rows] whose logits are wanted
-    float* logits;             // [num_rows, vocabulary]
-    int32_t num_rows;
-    int64_t* stage_ns;         // see Pass
 };
 
 // Adds the time since its last mark to a stage. Only the first thread's does so: it writes at barriers,
