@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,12 +63,11 @@ class _Rows:
     """Flat arrays of a pass in the making."""
 
     def __init__(self) -> None:
-        self.tokens: list[IntArray] = []
+        self.tokens: list[int] = []
         self.positions: list[IntArray] = []
         self.slots: list[IntArray] = []
         self.branches: list[Branch] = []
         self.logit_rows: list[IntArray] = []
-        self.num_rows = 0
         self.num_logit_rows = 0
 
 
@@ -85,11 +84,11 @@ def build_batch(
         _add(rows, item, drafts.get(item.request.request_id, EMPTY_TREE)) for item in plan.items
     ]
     forward = ForwardBatch(
-        tokens=np.concatenate(rows.tokens),
-        positions=np.concatenate(rows.positions),
-        slots=np.concatenate(rows.slots),
+        tokens=np.array(rows.tokens, dtype=np.int64),
+        positions=_joined(rows.positions),
+        slots=_joined(rows.slots),
         branches=tuple(rows.branches),
-        logit_rows=np.concatenate(rows.logit_rows),
+        logit_rows=_joined(rows.logit_rows),
         tap_layer_ids=tap_layer_ids,
     )
     return StepBatch(tuple(items), forward)
@@ -101,32 +100,40 @@ def _add(rows: _Rows, item: PlanItem, tree: DraftTree) -> StepItem:
     assert lease is not None, "a planned request holds a lease"
     start, known_end = lease.num_tokens, lease.num_tokens + item.num_tokens
     slots = lease.slots(0, known_end + len(tree))
-    known = np.array(request.tokens[start:known_end], dtype=np.int64)
-    depths = np.array(tree.depths, dtype=np.int64)
-    rows.tokens.append(np.concatenate([known, np.array(tree.tokens, dtype=np.int64)]))
-    rows.positions.append(
-        np.concatenate([np.arange(start, known_end, dtype=np.int64), known_end - 1 + depths])
-    )
+    first_row = len(rows.tokens)
+    rows.tokens.extend(request.tokens[start:known_end])
+    rows.tokens.extend(tree.tokens)
     rows.slots.append(slots[start:])
-    rows.branches.extend(_branches(tree, rows.num_rows, start, known_end, slots))
+    if tree.is_chain:
+        positions = np.arange(start, known_end + len(tree), dtype=np.int64)
+        own_rows = np.arange(first_row, len(rows.tokens), dtype=np.int64)
+        rows.positions.append(positions)
+        rows.branches.append(Branch(own_rows, positions, slots))
+    else:
+        depths = np.array(tree.depths, dtype=np.int64)
+        known = np.arange(start, known_end, dtype=np.int64)
+        rows.positions.append(np.concatenate([known, known_end - 1 + depths]))
+        rows.branches.extend(_branches(tree, first_row, start, known_end, slots))
     num_prompt_rows = _num_prompt_rows(request, item)
     num_logits = num_prompt_rows + (1 + len(tree) if item.is_last_chunk else 0)
     first = known_end - 1 - start if item.is_last_chunk else item.num_tokens
-    rows.logit_rows.append(
-        rows.num_rows + np.arange(first - num_prompt_rows, first - num_prompt_rows + num_logits)
-    )
+    first_wanted = first_row + first - num_prompt_rows
+    rows.logit_rows.append(np.arange(first_wanted, first_wanted + num_logits, dtype=np.int64))
     step_item = StepItem(
         request=request,
         num_tokens=item.num_tokens,
         tree=tree,
-        first_row=rows.num_rows,
+        first_row=first_row,
         first_logit_row=rows.num_logit_rows,
         num_prompt_rows=num_prompt_rows,
         samples=item.is_last_chunk,
     )
-    rows.num_rows += step_item.num_rows
     rows.num_logit_rows += num_logits
     return step_item
+
+
+def _joined(arrays: Sequence[IntArray]) -> IntArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _num_prompt_rows(request: Request, item: PlanItem) -> int:
@@ -140,12 +147,11 @@ def _num_prompt_rows(request: Request, item: PlanItem) -> int:
 def _branches(
     tree: DraftTree, first_row: int, start: int, known_end: int, slots: IntArray
 ) -> list[Branch]:
-    """One branch per leaf; a row belongs to the first branch that reaches it."""
+    """One branch per leaf of a tree with several; a row belongs to the first that reaches it."""
     known_rows = np.arange(first_row, first_row + known_end - start, dtype=np.int64)
     known_positions = np.arange(start, known_end, dtype=np.int64)
-    leaves = [node for node in range(len(tree)) if node not in set(tree.parents)]
-    if not leaves:
-        return [Branch(known_rows, known_positions, slots[:known_end])]
+    inner = set(tree.parents)
+    leaves = [node for node in range(len(tree)) if node not in inner]
     branches: list[Branch] = []
     covered: set[int] = set()
     for leaf in leaves:

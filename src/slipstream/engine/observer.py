@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slipstream.engine.cpu_watch import CpuWatch
 from slipstream.engine.request import Request
@@ -82,16 +81,15 @@ class EngineObserver:
         gap_s = None if last_s is None else now_s - last_s
         self.metrics.observe_emitted(commit.num_new, gap_s)
         if commit.tree:
-            kept = commit.path
             sources = commit.tree.sources
             self.metrics.observe_draft(
                 DraftOutcome(
                     num_nodes=len(commit.tree),
                     depth=commit.tree.depth,
-                    num_accepted=len(kept),
+                    num_accepted=len(commit.path),
                     num_emitted=commit.num_new,
-                    proposed=Counter(name for names in sources for name in names),
-                    accepted=Counter(name for node in kept for name in sources[node]),
+                    proposed=_by_drafter(sources),
+                    accepted=_by_drafter([sources[node] for node in commit.path]),
                 )
             )
 
@@ -123,3 +121,12 @@ class EngineObserver:
                 "memory.high_at drafts stop and nobody is admitted",
                 100.0 * usage.pressure,
             )
+
+
+def _by_drafter(sources: Iterable[Iterable[str]]) -> dict[str, int]:
+    """Nodes of each drafter."""
+    counts: dict[str, int] = {}
+    for names in sources:
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+    return counts

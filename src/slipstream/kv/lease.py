@@ -146,7 +146,7 @@ class Lease:
             kept: Offsets within the reserved rows, strictly ascending.
         """
         self._require_open()
-        if len(kept) == 0:
+        if list(kept) == list(range(len(kept))) and len(kept) <= self._num_reserved:
             return _NO_MOVES
         offsets = np.asarray(kept, dtype=np.int64)
         if kept[0] < 0 or kept[-1] >= self._num_reserved or (offsets[1:] <= offsets[:-1]).any():
@@ -155,8 +155,6 @@ class Lease:
             )
         places = np.arange(len(offsets), dtype=np.int64)
         first_moved = int((offsets == places).sum())  # once a gap opens, every later row moves
-        if first_moved == len(offsets):
-            return _NO_MOVES
         reserved = self._slots[self._num_tokens :]
         return Moves(
             sources=reserved[offsets[first_moved:]],

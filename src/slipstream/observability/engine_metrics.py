@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -57,6 +57,13 @@ class EngineMetrics:
         self._recent: deque[tuple[float, int]] = deque()
         self._num_drafts = 0
         self._num_accepted = 0
+        self._depths: Counter[int] = Counter()
+        self._accepted_lens: Counter[int] = Counter()
+        count_from = self._metrics.count_from
+        count_from(catalogue.NUM_DRAFT_TOKENS_PER_POS, lambda: _per_position(self._depths))
+        count_from(
+            catalogue.NUM_ACCEPTED_TOKENS_PER_POS, lambda: _per_position(self._accepted_lens)
+        )
         self._metrics.gauge_from(catalogue.TOKENS_PER_SECOND, self._tokens_per_second)
         self._metrics.gauge_from(catalogue.MEAN_ACCEPTANCE_LENGTH, self._mean_acceptance_length)
 
@@ -81,10 +88,8 @@ class EngineMetrics:
         count(catalogue.NUM_DRAFT_TOKENS, outcome.num_nodes)
         count(catalogue.NUM_ACCEPTED_TOKENS, outcome.num_accepted)
         count(catalogue.NUM_EMITTED_TOKENS, outcome.num_emitted)
-        for depth in range(outcome.depth):
-            count(catalogue.NUM_DRAFT_TOKENS_PER_POS, 1, str(depth))
-        for depth in range(outcome.num_accepted):
-            count(catalogue.NUM_ACCEPTED_TOKENS_PER_POS, 1, str(depth))
+        self._depths[outcome.depth] += 1
+        self._accepted_lens[outcome.num_accepted] += 1
         for name, num_tokens in outcome.proposed.items():
             count(catalogue.DRAFTER_DRAFT_TOKENS, num_tokens, name)
         for name, num_tokens in outcome.accepted.items():
@@ -188,3 +193,11 @@ class EngineMetrics:
 
     def _mean_acceptance_length(self) -> float:
         return 1.0 + self._num_accepted / self._num_drafts if self._num_drafts else 1.0
+
+
+def _per_position(lens: Mapping[int, int]) -> dict[str, int]:
+    """Of so many paths by length: how many reach each position, from 0 on."""
+    return {
+        str(position): sum(number for length, number in lens.items() if length > position)
+        for position in range(max(lens, default=0))
+    }
