@@ -12,7 +12,7 @@ namespace slipstream {
 namespace {
 
 constexpr int TILE = 1024;
-constexpr int PREFETCH = 4096;        // bytes ahead in a stream of weights
+constexpr int PREFETCH = 4096;        // bytes ahead in a stream of weights that are widened
 constexpr int RING = 8;               // widened tiles in flight
 constexpr int WIDEN_AHEAD = 4;        // tiles from widening to product
 
@@ -82,7 +82,7 @@ template <int NUM_ROWS>
 SL_INLINE void multiply_strip_bf16(const uint8_t* strip, int num_steps, const Rows& x, __m512* sums) {
     _tile_zero(0);
     for (int k = 0; k < num_steps; k++) {
-        prefetch(strip + k * TILE + PREFETCH, TILE);
+        
         add_product(x, k, strip + k * TILE);
     }
     alignas(64) float held[NUM_ROWS * 16];
