@@ -146,6 +146,7 @@ def test_fields_that_turn_nothing_on_are_ignored() -> None:
 
     assert read("llama", some_switch=False, some_list=[], some_value=None) == plain
     assert read("llama", temperature=0.7, _name_or_path="x", eos_token_id=[1, 2]) == plain
+    assert read("llama", unk_token_id=0, pad_token_id=2) == plain
 
 
 @pytest.mark.parametrize(
