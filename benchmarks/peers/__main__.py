@@ -5,7 +5,8 @@
 
 The first peer's engine is the subject. All servers are started and then asked in turn, request by
 request, the others held still; `servers.py` says what the file holds, benchmarks/README.md the
-rest. The file of results is written after each workload and when the run is interrupted.
+rest. The file of results is written after each workload and when the run is interrupted; logs of
+the servers and the tables go to `--logs`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ class Run:
         """The subject."""
         return self.peers[0].engine
 
+    @property
+    def tables_path(self) -> Path:
+        """Where the tables go."""
+        path: Path = self.args.logs / f"{self.args.out.stem}.md"
+        return path
+
     def save(self) -> None:
         """Write what there is."""
         summary = summarise(self.measured, self.peers, self.engine)
@@ -83,8 +90,7 @@ class Run:
         }
         text = json.dumps(_rounded(document), indent=1, ensure_ascii=False)
         self.args.out.write_text(text + "\n", encoding="utf-8")
-        shown = tables(summary, self.peers, self.engine)
-        self.args.out.with_suffix(".md").write_text(shown, encoding="utf-8")
+        self.tables_path.write_text(tables(summary, self.peers, self.engine), encoding="utf-8")
 
     def _describe(self, peer: Peer) -> dict[str, Any]:  # any JSON
         started = self.servers.get(peer.name)
@@ -108,7 +114,7 @@ def main() -> None:
         for server in run.servers.values():
             server.stop()
         run.save()
-    sys.stdout.write(args.out.with_suffix(".md").read_text(encoding="utf-8"))
+    sys.stdout.write(run.tables_path.read_text(encoding="utf-8"))
 
 
 def _measure(run: Run, contest: Contest, asked: Sequence[Asked]) -> None:
@@ -130,7 +136,6 @@ def _measure(run: Run, contest: Contest, asked: Sequence[Asked]) -> None:
 def _start(run: Run, contest: Contest) -> None:
     """Start all servers; one that does not start is left out and listed."""
     folder = run.args.logs
-    folder.mkdir(parents=True, exist_ok=True)
     for peer in run.peers:
         server = Server(peer, run.places, folder)
         run.servers[peer.name] = server
@@ -162,6 +167,7 @@ def _prepare(args: argparse.Namespace) -> Run:
     if not names:
         raise SystemExit("name peers with --single, --prefill or --load")
     peers = [known[name] for name in names] + [known[name].again() for name in args.control]
+    args.logs.mkdir(parents=True, exist_ok=True)
     home = args.home.resolve()
     models = (args.models or home / "models").resolve()
     places = Places(args.servers.resolve().parent, home, models, args.threads)
@@ -219,7 +225,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--control", type=_names, default=[], metavar="PEERS")
     parser.add_argument("--home", type=Path, default=Path())
     parser.add_argument("--models", type=Path)
-    parser.add_argument("--logs", type=Path, default=Path("peer-logs"))
+    parser.add_argument("--logs", type=Path, default=Path("build/peers"))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--per-category", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)

@@ -177,9 +177,11 @@ class Server:
             )
         while not self._is_ready():
             if self._process.poll() is not None:
-                raise RuntimeError(f"{self.peer.name} ended; see {self._log}")
+                raise RuntimeError(f"{self.peer.name} ended; see {self._log.name}")
             if time.perf_counter() - started_s > timeout_s:
-                raise RuntimeError(f"{self.peer.name} took over {timeout_s:g} s; see {self._log}")
+                raise RuntimeError(
+                    f"{self.peer.name} took over {timeout_s:g} s; see {self._log.name}"
+                )
             time.sleep(POLL_S)
         self.start_s = round(time.perf_counter() - started_s, 1)
         models = httpx.get(f"{self.url}/v1/models", timeout=30.0, trust_env=False).json()
