@@ -54,7 +54,7 @@ class ScriptedTarget:
         assert len(context_of) == len(batch.tokens), "every row is in exactly one branch"
         rows = [self._logits_of(context_of[int(row)]) for row in batch.logit_rows]
         logits = torch.stack(rows) if rows else torch.empty(0, 1)
-        return ForwardOutput(logits=logits, taps={})
+        return ForwardOutput(rows=logits.numpy(), taps={})
 
 
 def hashed_logits(vocab_size: int, memory: int = 3, favourites: int = 4) -> LogitsOf:

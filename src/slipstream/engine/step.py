@@ -113,7 +113,7 @@ def step(stages: Stages) -> StepReport:
     forwarded_s = clock.now()
 
     sampled = [item for item in batch.items if item.samples]
-    verdicts = verify(stages.sampler, output.logits, [item.candidate() for item in sampled])
+    verdicts = verify(stages.sampler, output.rows, [item.candidate() for item in sampled])
     verified_s = clock.now()
 
     _commit_prompts(stages, batch, output)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,14 @@ class ForwardOutput:
     """Result of one pass.
 
     Attributes:
-        logits: [rows, vocab] float32, for `ForwardBatch.logit_rows` in order.
+        rows: [rows, vocab] float32 logits, for `ForwardBatch.logit_rows` in order.
         taps: Layer id -> [tokens, hidden] residual stream after that layer.
     """
 
-    logits: Tensor
+    rows: FloatArray
     taps: dict[int, Tensor]
+
+    @property
+    def logits(self) -> Tensor:
+        """`rows` as a tensor over the same memory; making one costs a step 50 us."""
+        return torch.from_numpy(self.rows)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +24,8 @@ from slipstream.models.layers.activation import GatedActivation
 from slipstream.models.layers.linear import Linear, LinearFactory
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable, Rotation
+
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class DecoderInput:
 class DecoderOutput:
     """Logits [logit rows, vocab] float32 and taps [rows, hidden] by layer, padding included."""
 
-    logits: Tensor
+    logits: FloatArray
     taps: dict[int, Tensor]
 
 
@@ -216,7 +220,7 @@ class Decoder:
             ]
             if index in inputs.tap_layer_ids:
                 taps[index] = torch.cat(parts)
-        return DecoderOutput(self._logits(torch.cat(parts), inputs), taps)
+        return DecoderOutput(self._logits(torch.cat(parts), inputs).numpy(), taps)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `Model`."""

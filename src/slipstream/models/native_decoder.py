@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,13 @@ from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kv.storage import KvStorage
-from slipstream.models.decoder import DecoderInput, DecoderLayer, DecoderOutput, attention_shape
+from slipstream.models.decoder import (
+    DecoderInput,
+    DecoderLayer,
+    DecoderOutput,
+    FloatArray,
+    attention_shape,
+)
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.linear import Linear, NativeLinear
 from slipstream.models.layers.norm import RmsNorm
@@ -107,7 +114,7 @@ class NativeDecoder:
         """See `Model`. One call for all of it: between passes the caches hold none of the code
         that Python and torch run, and each of torch's functions then costs 20 us."""
         num_rows = len(inputs.tokens)
-        logits = torch.empty(len(inputs.logit_rows), self.hparams.vocab_size)
+        logits = np.empty((len(inputs.logit_rows), self.hparams.vocab_size), np.float32)
         taps = {
             layer: torch.empty(num_rows, self.hparams.hidden_size) for layer in inputs.tap_layer_ids
         }
@@ -173,7 +180,7 @@ class NativeDecoder:
         for index, struct in enumerate(self._structs):
             struct.tap = taps[index].data_ptr() if index in taps else None
 
-    def _run(self, inputs: DecoderInput, logits: Tensor) -> None:
+    def _run(self, inputs: DecoderInput, logits: FloatArray) -> None:
         for index, window in enumerate(self._windows):
             prepared = inputs.attention[window]
             assert isinstance(prepared, NativePreparedAttention)
@@ -183,7 +190,7 @@ class NativeDecoder:
         arguments.positions = inputs.positions.ctypes.data
         arguments.slots = inputs.slots.ctypes.data
         arguments.logit_rows = inputs.logit_rows.ctypes.data
-        arguments.logits = logits.data_ptr()
+        arguments.logits = logits.ctypes.data
         arguments.num_rows = len(inputs.tokens)
         arguments.num_logit_rows = len(inputs.logit_rows)
         self._kernels.functions.sl_pass(

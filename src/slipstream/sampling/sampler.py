@@ -249,11 +249,13 @@ class Sampler:
         return host_rows(logits)
 
 
-def host_rows(logits: Tensor) -> FloatArray:
+def host_rows(logits: Tensor | FloatArray) -> FloatArray:
     """[rows, vocab or more] float32 in the host's memory, each row without gaps.
 
     The one host sync of a step on a device with its own memory; free on the CPU.
     """
+    if isinstance(logits, np.ndarray):
+        return logits
     if logits.requires_grad or logits.device.type != "cpu" or logits.dtype != torch.float32:
         logits = logits.detach().to("cpu", torch.float32)
     array: FloatArray = logits.numpy()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.errors import RequestError
+from slipstream.sampling.noise import FloatArray
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError, host_rows
 from slipstream.sampling.state import SamplingState, advance
@@ -55,7 +56,9 @@ class Verdict:
     fault: RequestError | None = None
 
 
-def verify(sampler: Sampler, logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
+def verify(
+    sampler: Sampler, logits: Tensor | FloatArray, candidates: Sequence[Candidate]
+) -> list[Verdict]:
     """Walk every tree with the sampler, all trees one node deeper at a time.
 
     Only rows that a walk reaches are sampled: behind the first token that the tree lacks, nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from slipstream.engine.batching import StepBatch, build_batch
@@ -21,7 +22,7 @@ TREE = DraftTree((50, 60, 61), (-1, -1, 1), (0.5, 0.4, 0.3), (frozenset({"a"}),)
 def rows_of(batch: StepBatch, paths: dict[str, list[int]]) -> list[TargetRows]:
     """Each row's state is its index in the pass."""
     states = torch.arange(len(batch.forward.tokens), dtype=torch.float32).unsqueeze(1)
-    return target_rows(batch, paths, ForwardOutput(torch.empty(0), {LAYER: states}))
+    return target_rows(batch, paths, ForwardOutput(np.empty((0, 0), np.float32), {LAYER: states}))
 
 
 def test_a_prompt_chunk_is_told_with_the_tokens_behind_its_rows() -> None:
