@@ -42,22 +42,48 @@ SL_INLINE __m512 weight_of(__m512 x) {
 
 // What 16 lanes have mixed so far or in one section; as in Units::partials.
 struct Mix {
-    float* values;  // [16][dim], the dims of every 32 as unpacking leaves them (see put_lane)
     float* max;     // [16] of the scores, for powers of 2; -inf: nothing was seen
     float* total;   // [16] of the weights
+    float* values;  // [16][dim], the dims of every 32 as unpacking leaves them (see put_lane)
 };
 
-SL_INLINE Mix mix_at(float* memory, int dim) {
-    return {memory, memory + 16 * dim, memory + 16 * dim + 16};
+// Values come last: those of heads that share a tile are written past its end (see mix_section).
+SL_INLINE Mix mix_at(float* memory) { return {memory, memory + 16, memory + 32}; }
+
+// Blocks [begin, end) of a section.
+struct Blocks {
+    int begin, end;
+};
+
+// Positions that a tile sees.
+struct Seen {
+    int first, newest;
+};
+
+inline Seen seen_by(const AttentionPlan& plan, const Tile& tile) {
+    const int64_t* positions = plan.positions + tile.first_row;
+    const bool is_cut = plan.window && positions[0] >= plan.window;
+    return {is_cut ? static_cast<int>(positions[0] - plan.window + 1) : 0,
+            static_cast<int>(positions[tile.num_rows - 1])};
+}
+
+// Blocks of a section that a tile sees.
+inline Blocks blocks_of(Seen seen, int section) {
+    const int first = seen.first / KEY_BLOCK, end = seen.newest / KEY_BLOCK + 1;
+    const int begin = section * SECTION_BLOCKS;
+    return {first > begin ? first : begin, end < begin + SECTION_BLOCKS ? end : begin + SECTION_BLOCKS};
 }
 
 // One unit's rows, and the thread's working memory.
 struct Job {
-    const Attention& a;
+    Attention a;
     const int64_t* rows;
     const int64_t* positions;
     const int64_t* slots;
-    int dim, group, lanes, lane_tiles, newest;
+    int dim, group, newest;
+    Seen seen;
+    int lanes, lane_tiles;  // of a key head
+    int bundle;        // key heads whose lanes share one tile, head by head; 1 where they fill it
     uint8_t* keys;     // [blocks][32 keys][dim] bf16, of blocks that cannot be read where they are
     uint8_t* values;   // of a section: [blocks][dim / 16][16 key pairs][16 dims][2] bf16
     uint8_t* queries;  // [heads][lane tiles][dim / 32][high, low][16 dim pairs][16 lanes][2] bf16
@@ -77,6 +103,14 @@ struct Job {
     const uint8_t* row(const void* stored, int64_t slot, int head) const {
         return static_cast<const uint8_t*>(stored) + slot * slot_bytes + head * head_bytes;
     }
+    // Of a unit's key heads from h on, those that share its tile.
+    int heads_of(const Unit& unit, int h) const {
+        return h + bundle < unit.num_heads ? bundle : unit.num_heads - h;
+    }
+    // Where lanes of a unit's key head h begin in its tile.
+    int shift_of(int h) const { return h % bundle * lanes; }
+    // How many of the positions [begin, end) are there.
+    int stored(int begin, int end) const { return (end <= newest ? end : newest + 1) - begin; }
     size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
     int64_t mix_size() const { return 16 * (dim + 2); }
     float* scores_at(int head, int t) const {
@@ -89,21 +123,14 @@ struct Job {
     bool sees(int t, int begin, int end) const {
         return first[16 * t] < end && last[last_lane(t)] >= begin;
     }
-    // What lies at positions [begin, end), for some key heads.
-    void prefetch(const void* stored, int begin, int end, const Unit& unit) const {
-        if (end > newest + 1) end = newest + 1;
-        for (int j = begin; j < end; j++)
-            for (int64_t i = 0; i < unit.num_heads * head_bytes; i += 64)
-                _mm_prefetch((const char*)(row(stored, slots[j], unit.first_head) + i), _MM_HINT_T1);
-    }
 };
 
 SL_INLINE __m512 widen_half(__m256i h) {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
 }
 
-// Queries of a key head, scaled, as high and low parts.
-void pack_queries(const Job& job, int kv_head, uint8_t* packed) {
+// Queries of a key head, scaled, as high and low parts, from column `shift` of a tile on.
+void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed) {
     const __m512 scale = _mm512_set1_ps(job.a.shape->scale * 1.44269504f);
     for (int t = 0; t < job.lane_tiles; t++)
         for (int d = 0; d < job.dim; d += 32, packed += 2 * TILE) {
@@ -111,7 +138,7 @@ void pack_queries(const Job& job, int kv_head, uint8_t* packed) {
             int row = 16 * t / job.group, head = 16 * t % job.group;
             for (int i = 0; i < 16; i++) {
                 high[i] = low[i] = _mm512_setzero_si512();
-                if (16 * t + i >= job.lanes) continue;
+                if (i < shift || 16 * t + i - shift >= job.lanes) continue;
                 const float* query = job.a.queries + job.rows[row] * job.a.q_stride +
                                      int64_t(kv_head * job.group + head) * job.dim + d;
                 if (++head == job.group) head = 0, row++;
@@ -194,20 +221,26 @@ void fetch_values(const Job& job, int start, int head, uint8_t* to) {
     }
 }
 
-// scores[32 keys][16 lanes] of a block and a lane tile.
-void score(Keys first, Keys second, const uint8_t* queries, int dim, float* scores) {
+// scores[32 keys][16 lanes] of a block and a lane tile. Heads that share the tile have zeros in each
+// other's columns, and adding their products changes nothing. `keys`: two of each head, `queries`
+// one after the other. `done(n)` is called when n heads' worth of dims in 32nds are through.
+template <typename Done>
+SL_INLINE void score(const Keys* keys, int num_heads, const uint8_t* queries, int dim, float* scores,
+                     const Done& done) {
     _tile_zero(0);
     _tile_zero(1);
-    for (int d = 0; d < dim; d += 32, queries += 2 * TILE) {
-        _tile_loadd(4, first.at + 2 * d, first.stride);
-        _tile_loadd(6, queries, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, second.at + 2 * d, second.stride);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(7, queries + TILE, 64);
-        _tile_dpbf16ps(0, 4, 7);
-        _tile_dpbf16ps(1, 5, 7);
-    }
+    for (int h = 0; h < num_heads; h++)
+        for (int d = 0; d < dim; d += 32, queries += 2 * TILE) {
+            _tile_loadd(4, keys[2 * h].at + 2 * d, keys[2 * h].stride);
+            _tile_loadd(6, queries, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, keys[2 * h + 1].at + 2 * d, keys[2 * h + 1].stride);
+            _tile_dpbf16ps(1, 5, 6);
+            _tile_loadd(7, queries + TILE, 64);
+            _tile_dpbf16ps(0, 4, 7);
+            _tile_dpbf16ps(1, 5, 7);
+            done();
+        }
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + BLOCK_SCORES / 2, 64);
 }
@@ -308,19 +341,15 @@ void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, floa
     }
 }
 
-// Blocks [begin, end) of a section.
-struct Blocks {
-    int begin, end;
-};
-
 // What lane tile t sees of blocks.
 Blocks seen(const Job& job, int t, Blocks blocks) {
     const int first = job.first[16 * t] / KEY_BLOCK, last = job.last[job.last_lane(t)] / KEY_BLOCK;
     return {first > blocks.begin ? first : blocks.begin, last + 1 < blocks.end ? last + 1 : blocks.end};
 }
 
-// A lane tile's mix of a section, to `to`. `scores`: of the whole section.
-void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to) {
+// A lane tile's weights of a section's blocks, and their greatest scores and sums to `to`. `scores`: of
+// the whole section.
+void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to) {
     const __m512i limits[2] = {_mm512_load_si512(job.first + 16 * t), _mm512_load_si512(job.last + 16 * t)};
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
     __m512 max = hidden, total = _mm512_setzero_ps();
@@ -345,8 +374,15 @@ void mix_section(const Job& job, Blocks blocks, int t, float* scores, const Mix&
     }
     _mm512_store_ps(to.max, max);
     _mm512_store_ps(to.total, total);
+}
+
+// A lane tile's mix of a section, to `to`, from lane `shift` on. Lanes of other heads that follow are
+// written too; these come next and write theirs.
+void mix_section(const Job& job, Blocks blocks, int shift, const Mix& to) {
+    const int count = blocks.end - blocks.begin;
+    const uint8_t* values = job.values + size_t(blocks.begin % SECTION_BLOCKS) * job.dim * 64;
     if (count > 0)
-        mix(job.weights, job.values + size_t(first) * job.dim * 64, count, job.dim, to.values);
+        mix(job.weights + 64 * shift, values, count, job.dim, to.values + shift * job.dim);
 }
 
 // Add a section's mix to what came before it.
