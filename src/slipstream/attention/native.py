@@ -26,7 +26,10 @@ _KV_FORMATS = {
 
 
 class KvTensors(Protocol):
-    """Stored keys and values by layer, and scales of codes; `kv.storage.KvStorage` is one."""
+    """Stored keys and values by layer, and scales of codes; `kv.storage.KvStorage` is one.
+
+    A slot's keys of all heads lie together and its values right behind them.
+    """
 
     @property
     def keys(self) -> Sequence[Tensor]:

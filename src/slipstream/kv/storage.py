@@ -27,7 +27,8 @@ class KvStorage:
         dtype: float32, bfloat16 or int8 (float16 works where the device has it).
         device: Where the memory lies.
     Attributes:
-        keys, values: By layer, [slots, kv_heads, head_dim].
+        keys, values: By layer, [slots, kv_heads, head_dim]; views of one block, a slot's keys and
+            values side by side.
         key_scales, value_scales: By layer, [slots, kv_heads] float32; empty unless in int8.
     """
 
@@ -46,11 +47,13 @@ class KvStorage:
         self.dtype = dtype
         self.device = torch.device(device)
         # One block for all layers: copying a row everywhere is then two calls, not four per layer.
+        # A slot's keys and values lie together (`slot_stride` in attention.hpp): reading pages
+        # that lie anywhere then takes half as many jumps.
         self._rows = _zeros(
-            (2 * num_layers, num_slots, kv_heads, head_dim), dtype=dtype, device=self.device
+            (num_layers, num_slots, 2, kv_heads, head_dim), dtype=dtype, device=self.device
         )
-        self.keys: tuple[Tensor, ...] = self._rows[:num_layers].unbind()
-        self.values: tuple[Tensor, ...] = self._rows[num_layers:].unbind()
+        self.keys: tuple[Tensor, ...] = self._rows[:, :, 0].unbind()
+        self.values: tuple[Tensor, ...] = self._rows[:, :, 1].unbind()
         self.key_scales: tuple[Tensor, ...] = ()
         self.value_scales: tuple[Tensor, ...] = ()
         self._copied = [self._rows]

@@ -90,7 +90,8 @@ def test_keys_are_stored_rotated_and_values_as_they_are(
     angles = random(20, dim // 2, seed=3)
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
     positions, slots = torch.tensor([3, 4, 5, 9, 19]), torch.tensor([7, 2, 0, 5, 1])
-    keys, values = (torch.zeros(8, kv_heads, dim, dtype=dtype) for _ in range(2))
+    storage = KvStorage(8, 1, kv_heads, dim, dtype)
+    keys, values = storage.keys[0], storage.values[0]
     projection = structs.Projection(
         qkv.data_ptr(),
         cos.data_ptr(),

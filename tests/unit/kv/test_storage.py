@@ -131,7 +131,11 @@ def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert small_storage(torch.int8).bytes_per_token == 2 * 3 * 2 * (8 + 4)
 
 
-def test_layers_are_contiguous_and_start_at_a_cache_line() -> None:
+def test_a_slots_keys_and_values_lie_together_and_layers_start_at_a_cache_line() -> None:
     storage = small_storage()
-    assert all(rows.is_contiguous() for rows in (*storage.keys, *storage.values))
+    size = storage.keys[0][0].numel()
+    for keys, values in zip(storage.keys, storage.values, strict=True):
+        assert keys[0].is_contiguous()
+        assert keys.stride(0) == values.stride(0) == 2 * size
+        assert values.data_ptr() == keys.data_ptr() + size * keys.itemsize
     assert storage.keys[0].data_ptr() % 64 == 0

@@ -110,7 +110,7 @@ template <typename T>
 void fetch(const Attention& a, const void* stored, const int64_t* slots, int head, int count,
            float* to) {
     const int dim = a.shape->head_dim;
-    const int64_t stride = int64_t(a.shape->kv_heads) * dim;
+    const int64_t stride = slot_stride(*a.shape);
     const T* from = static_cast<const T*>(stored) + int64_t(head) * dim;
     for (int j = 0; j < count; j++) {
         const T* row = from + slots[j] * stride;
@@ -124,7 +124,8 @@ void fetch_codes(const Attention& a, const void* stored, const float* scales, co
     const int dim = a.shape->head_dim;
     for (int j = 0; j < count; j++) {
         const int64_t at = slots[j] * a.shape->kv_heads + head;
-        const int8_t* row = static_cast<const int8_t*>(stored) + at * dim;
+        const int8_t* row =
+            static_cast<const int8_t*>(stored) + slots[j] * slot_stride(*a.shape) + int64_t(head) * dim;
         for (int d = 0; d < dim; d += LANES) store(to + j * dim + d, load(row + d) * scales[at]);
     }
 }

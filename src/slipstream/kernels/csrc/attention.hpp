@@ -20,6 +20,12 @@ struct AttentionShape {
     float scale;
 };
 
+// From a slot's keys to the next one's, in numbers. A slot's keys of all heads and then its values lie
+// together, as kv/storage.py has them: reading a request's pages then takes half as many jumps.
+inline int64_t slot_stride(const AttentionShape& shape) {
+    return 2 * int64_t(shape.kv_heads) * shape.head_dim;
+}
+
 // Consecutive rows of one branch.
 struct Tile {
     int64_t first_row;   // in AttentionPlan::rows and positions
@@ -44,7 +50,7 @@ struct Attention {
     const AttentionShape* shape;
     const AttentionPlan* plan;
     const float* queries;  // [rows, q_stride], heads one after the other
-    const void* keys;      // [slots, kv_heads, head_dim]
+    const void* keys;      // [slots, kv_heads, head_dim], slots `slot_stride` apart
     const void* values;
     void* out;  // [rows, num_heads * head_dim] float32 or bf16
     int64_t q_stride;

@@ -39,7 +39,7 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks, Reader& reader) 
     Keys keys[32];
     const size_t half = size_t(32) * job.dim;
     for (int b = blocks.begin; b < blocks.end; b++) {
-        const int start = b * KEY_BLOCK, count = job.stored(start, start + KEY_BLOCK);
+        const int start = b * KEY_BLOCK, count = job.stored(start, start + KEY_BLOCK) / 2;
         const int steps = unit.num_heads * job.lane_tiles * (job.dim / 32);
         int step = 0, read = 0;
         const auto pace = [&] {
@@ -67,7 +67,8 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks, Reader& reader) 
 template <bool HAS_CODES>
 void fetch_section(const Job& job, const Unit& unit, int h, Blocks blocks, Reader& reader) {
     for (int b = blocks.begin; b < blocks.end; b++) {
-        const int start = b * KEY_BLOCK, count = job.stored(start, start + KEY_BLOCK);
+        const int start = b * KEY_BLOCK, stored = job.stored(start, start + KEY_BLOCK);
+        const int count = stored - stored / 2;
         reader.read(count * (h + 1) / unit.num_heads - count * h / unit.num_heads);
         fetch_values<HAS_CODES>(job, start, unit.first_head + h,
                                 job.values + size_t(b % SECTION_BLOCKS) * job.dim * 64);
@@ -245,8 +246,8 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     job.value_scales = floats(10);
     job.has_codes = has_codes;
     job.head_bytes = head_bytes;
-    job.slot_bytes = head_bytes * shape.kv_heads;
-    Reader reader(a, units, counters, head_bytes);
+    job.slot_bytes = head_bytes / int64_t(dim) * slot_stride(shape);
+    Reader reader(a, units, counters, head_bytes, job.slot_bytes);
     configure_tiles(16);
     while (const Unit* unit = reader.take()) {
         begin(job, *unit);

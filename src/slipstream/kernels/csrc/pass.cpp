@@ -73,11 +73,10 @@ const uint16_t* normalised(const Pass& pass, const Norm& norm, uint16_t* shared,
 // Bring the places of rows' keys and values near, while the product that makes them is computed.
 void prefetch_slots(const Pass& pass, const Layer& layer, Share rows) {
     const size_t size = pass.shape.kv_format == KV_F32 ? 4 : pass.shape.kv_format == KV_BF16 ? 2 : 1;
-    const size_t bytes = size * pass.shape.kv_heads * pass.shape.head_dim;
+    const size_t bytes = size * slot_stride(pass.shape);  // values follow the keys
     for (int row = rows.begin; row < rows.end; row++)
-        for (const void* stored : {layer.keys, layer.values})
-            for (size_t i = 0; i < bytes; i += 64)
-                __builtin_prefetch(static_cast<const char*>(stored) + pass.slots[row] * bytes + i, 1);
+        for (size_t i = 0; i < bytes; i += 64)
+            __builtin_prefetch(static_cast<const char*>(layer.keys) + pass.slots[row] * bytes + i, 1);
 }
 
 void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member& member,

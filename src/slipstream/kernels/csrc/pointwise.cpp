@@ -125,18 +125,19 @@ void SL_NAME(rotate_and_store)(const Projection& p, const AttentionShape& shape,
             rotate(qkv + h * dim, p.cosines + p.positions[row] * dim, p.sines + p.positions[row] * dim, half);
         }
         const int width = shape.kv_heads * dim;
+        const int64_t first = p.slots[row] * slot_stride(shape);
         if (shape.kv_format == KV_INT8) {
             for (int h = 0; h < shape.kv_heads; h++) {
                 const int64_t at = p.slots[row] * shape.kv_heads + h;
                 p.key_scales[at] = keep_codes(qkv + (shape.num_heads + h) * dim,
-                                              static_cast<int8_t*>(p.keys) + at * dim, dim);
+                                              static_cast<int8_t*>(p.keys) + first + h * dim, dim);
                 p.value_scales[at] = keep_codes(qkv + (num_rotated + h) * dim,
-                                                static_cast<int8_t*>(p.values) + at * dim, dim);
+                                                static_cast<int8_t*>(p.values) + first + h * dim, dim);
             }
             continue;
         }
-        keep(qkv + shape.num_heads * dim, p.keys, p.slots[row] * width, width, shape.kv_format);
-        keep(qkv + num_rotated * dim, p.values, p.slots[row] * width, width, shape.kv_format);
+        keep(qkv + shape.num_heads * dim, p.keys, first, width, shape.kv_format);
+        keep(qkv + num_rotated * dim, p.values, first, width, shape.kv_format);
     }
 }
 
