@@ -81,10 +81,7 @@ inline void add_product(const Rows& x, int k, const uint8_t* weights) {
 template <int NUM_ROWS>
 SL_INLINE void multiply_strip_bf16(const uint8_t* strip, int num_steps, const Rows& x, __m512* sums) {
     _tile_zero(0);
-    for (int k = 0; k < num_steps; k++) {
-        
-        add_product(x, k, strip + k * TILE);
-    }
+    for (int k = 0; k < num_steps; k++) add_product(x, k, strip + k * TILE);
     alignas(64) float held[NUM_ROWS * 16];
     _tile_stored(0, held, 64);
     for (int m = 0; m < NUM_ROWS; m++) sums[m] = _mm512_load_ps(held + 16 * m);
