@@ -89,7 +89,8 @@ SL_INLINE void multiply_strip_bf16(const uint8_t* strip, int num_steps, const Ro
 
 // A strip of quantised tiles times `count` tiles of rows; put(i, sums[NUM_ROWS]) takes the sums of the
 // i-th. Three stages overlap, so that tiles, vectors and memory work at once: widen, multiply, scale.
-// Many tiles of rows (IS_WIDE) find the strip widened before; else `wide` is a ring of RING tiles.
+// The first tile of rows widens the strip on its way, for others (IS_WIDE) too; with one tile of rows
+// `wide` is a ring of RING tiles.
 // `row_sums`: [tile of rows][step][NUM_ROWS] of inputs, for formats with minima.
 template <int FORMAT, int NUM_ROWS, bool IS_WIDE, typename Put>
 SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, const Rows& x,
@@ -99,22 +100,20 @@ SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, co
     constexpr int LINKS = 4, LINKS_AHEAD = 3;  // tiles of sums, and how many from product to scaling
     alignas(64) float links[LINKS][STEPS * NUM_ROWS * 16];
     const auto widen_step = [&](int k) {
-        if (IS_WIDE || k >= num_steps) return;
+        if (k >= num_steps) return;
         prefetch(strip + k * BYTES + PREFETCH, BYTES);
-        widen_codes<FORMAT>(strip + k * BYTES, wide + k % RING * size_t(TILE));
+        widen_codes<FORMAT>(strip + k * BYTES, wide + (IS_WIDE ? k : k % RING) * size_t(TILE));
     };
     // The next product: its tile of rows times its tile of weights, and where its sums go.
     int next = 0, next_step = 0, next_link = 0;
     const auto multiply_steps = [&] {
         if (next >= count * num_steps) return;
-        // The next strip is widened at once: it should be near by then.
-        if (IS_WIDE && next < num_steps) prefetch(strip + (num_steps + next) * BYTES, BYTES);
         _tile_zero(0);
 #pragma GCC unroll 4
         for (int j = 0; j < STEPS; j++) {
             if (STEPS > 1 && next_step >= num_steps) break;
             add_product(x, next, wide + (IS_WIDE ? next_step : next_step % RING) * size_t(TILE));
-            widen_step(next_step + WIDEN_AHEAD);
+            widen_step(next + WIDEN_AHEAD);
             next++, next_step++;
         }
         if (IS_WIDE && next_step == num_steps) next_step = 0;
@@ -302,8 +301,6 @@ void run_wide(const Product& p, Share outs, const uint8_t* x, const float* row_s
     uint8_t* wide = static_cast<uint8_t*>(scratch(2, x_bytes));
     for (int tile = outs.begin; tile < outs.end; tile++) {
         const uint8_t* strip = p.matrix.tiles + size_t(tile) * num_steps * tile_bytes(FORMAT);
-        for (int k = 0; k < num_steps; k++)
-            widen_codes<FORMAT>(strip + k * tile_bytes(FORMAT), wide + size_t(k) * TILE);
         multiply_strip<FORMAT, TILE_ROWS, true>(
             strip, num_steps, row_tiles, {x, TILE, 64}, row_sums, wide,
             [&](int row_tile, const __m512* sums) {
