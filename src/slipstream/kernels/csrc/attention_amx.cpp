@@ -63,24 +63,19 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks, Reader& reader) 
     }
 }
 
-// Values of a section.
-template <bool HAS_CODES>
-void fetch_section(const Job& job, const Unit& unit, int h, Blocks blocks, Reader& reader) {
-    for (int b = blocks.begin; b < blocks.end; b++) {
-        const int start = b * KEY_BLOCK, stored = job.stored(start, start + KEY_BLOCK);
-        const int count = stored - stored / 2;
-        reader.read(count * (h + 1) / unit.num_heads - count * h / unit.num_heads);
-        fetch_values<HAS_CODES>(job, start, unit.first_head + h,
-                                job.values + size_t(b % SECTION_BLOCKS) * job.dim * 64);
-    }
-}
-
 // Mixes of a unit's section, each to where `to(head, lane tile)` says, then `done(head, lane tile)`.
 template <bool HAS_CODES, typename To, typename Done>
 void attend_streamed(const Job& job, const Unit& unit, int section, Reader& reader, const To& to,
                      const Done& done) {
     const Blocks blocks = blocks_of(job.seen, section);
     score_all<HAS_CODES>(job, unit, blocks, reader);
+    const auto fetch = [&](int h, int b, int d, int dims) {
+        const int start = b * KEY_BLOCK, stored = job.stored(start, start + KEY_BLOCK);
+        const int count = stored - stored / 2;
+        if (d == 0) reader.read(count * (h + 1) / unit.num_heads - count * h / unit.num_heads);
+        fetch_values<HAS_CODES>(job, start, unit.first_head + h, d, dims,
+                                job.values + size_t(b % SECTION_BLOCKS) * job.dim * 64);
+    };
     for (int h = 0; h < unit.num_heads; h += job.bundle) {
         if constexpr (HAS_CODES)
             fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, unit.first_head + h);
@@ -88,9 +83,13 @@ void attend_streamed(const Job& job, const Unit& unit, int section, Reader& read
             const Blocks mine = seen(job, t, blocks);
             const Mix mixed = to(h, t);
             weigh_section(job, mine, t, job.scores_at(h, t), mixed);
-            for (int i = 0; i < job.heads_of(unit, h); i++) {
-                if (t == 0) fetch_section<HAS_CODES>(job, unit, h + i, blocks, reader);
-                mix_section(job, mine, job.shift_of(i), mixed);
+            if (job.lane_tiles > 1) {
+                for (int b = blocks.begin; b < blocks.end && t == 0; b++) fetch(h, b, 0, job.dim);
+                mix_section(job, mine, 0, mixed, [](int, int, int) {});
+            } else {
+                for (int i = 0; i < job.heads_of(unit, h); i++)
+                    mix_section(job, mine, job.shift_of(i), mixed,
+                                [&](int b, int d, int dims) { fetch(h + i, b, d, dims); });
             }
             done(h, t);
         }
@@ -111,7 +110,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, head);
         for (int b = blocks.begin; b < blocks.end; b++) {
             const int at = b % SECTION_BLOCKS, start = b * KEY_BLOCK;
-            fetch_values<HAS_CODES>(job, start, head, job.values + size_t(at) * job.dim * 64);
+            fetch_values<HAS_CODES>(job, start, head, 0, job.dim, job.values + size_t(at) * job.dim * 64);
             uint8_t* copy = job.keys + size_t(at) * job.dim * 64;
             keys[2 * at] = keys_of<HAS_CODES>(job, start, head, copy);
             keys[2 * at + 1] = keys_of<HAS_CODES>(job, start + 16, head, copy + size_t(32) * job.dim);
@@ -125,7 +124,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             }
             const Mix mixed = to(h, t);
             weigh_section(job, mine, t, job.scores, mixed);
-            mix_section(job, mine, 0, mixed);
+            mix_section(job, mine, 0, mixed, [](int, int, int) {});
             done(h, t);
         }
     }

@@ -167,15 +167,15 @@ Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
     return {copy, width};
 }
 
-// Interleave a block's values by pairs of keys. Past the newest position come zeros.
+// Interleave `dims` of a block's values from dim `first` on by pairs of keys. Past the newest position come zeros.
 template <bool HAS_CODES>
-void fetch_values(const Job& job, int start, int head, uint8_t* to) {
+SL_INLINE void fetch_values(const Job& job, int start, int head, int first, int dims, uint8_t* to) {
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start;
     for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
         const uint8_t* even = job.row(job.a.values, j < count ? slots[j] : 0, head);
         const uint8_t* odd = job.row(job.a.values, j + 1 < count ? slots[j + 1] : 0, head);
-        for (int d = 0; d < job.dim; d += 32) {
+        for (int d = first; d < first + dims; d += 32) {
             const __m512i zero = _mm512_setzero_si512();
             const __m512i x = j < count ? load_row<HAS_CODES>(even, d) : zero;
             const __m512i y = j + 1 < count ? load_row<HAS_CODES>(odd, d) : zero;
@@ -210,8 +210,11 @@ SL_INLINE void score(const Keys* keys, int num_heads, const uint8_t* queries, in
     _tile_stored(1, scores + BLOCK_SCORES / 2, 64);
 }
 
-// Mix `count` blocks of values for 16 lanes.
-void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed) {
+// Mix `count` blocks of values for 16 lanes. `fetch(block, d, dims)` is called before a block's tiles are
+// read, a block early: tiles cannot be read until what was written to them has left the store buffer.
+template <typename Fetch>
+SL_INLINE void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed,
+                   const Fetch& fetch) {
     const size_t block = size_t(dim) * 64;
     const int stride = 4 * dim;
     int d = 0;
@@ -220,7 +223,9 @@ void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, floa
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
+        fetch(0, d, 64);
         for (int b = 0; b < count; b++) {
+            if (b + 1 < count) fetch(b + 1, d, 64);
             const uint8_t* v = values + b * block + size_t(d / LANES) * TILE;
             _tile_loadd(4, weights + b * TILE, 64);
             _tile_loadd(6, v, 64);
@@ -237,6 +242,8 @@ void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, floa
         _tile_stored(2, mixed + d + 32, stride);
         _tile_stored(3, mixed + d + 48, stride);
     }
+    if (d < dim)
+        for (int b = 0; b < count; b++) fetch(b, d, dim - d);
     for (; d < dim; d += LANES) {
         _tile_zero(0);
         for (int b = 0; b < count; b++) {
@@ -284,12 +291,14 @@ void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mi
 }
 
 // A lane tile's mix of a section, to `to`, from lane `shift` on. Lanes of other heads that follow are
-// written too; these come next and write theirs.
-void mix_section(const Job& job, Blocks blocks, int shift, const Mix& to) {
+// written too; these come next and write theirs. `fetch`: see mix, by block of the section.
+template <typename Fetch>
+SL_INLINE void mix_section(const Job& job, Blocks blocks, int shift, const Mix& to, const Fetch& fetch) {
     const int count = blocks.end - blocks.begin;
     const uint8_t* values = job.values + size_t(blocks.begin % SECTION_BLOCKS) * job.dim * 64;
     if (count > 0)
-        mix(job.weights + 64 * shift, values, count, job.dim, to.values + shift * job.dim);
+        mix(job.weights + 64 * shift, values, count, job.dim, to.values + shift * job.dim,
+            [&](int b, int d, int dims) { fetch(blocks.begin + b, d, dims); });
 }
 
 // Add a section's mix to what came before it.
