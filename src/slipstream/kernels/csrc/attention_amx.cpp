@@ -39,14 +39,8 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks, Reader& reader) 
     Keys keys[32];
     const size_t half = size_t(32) * job.dim;
     for (int b = blocks.begin; b < blocks.end; b++) {
-        const int start = b * KEY_BLOCK, count = job.stored(start, start + KEY_BLOCK) / 2;
-        const int steps = unit.num_heads * job.lane_tiles * (job.dim / 32);
-        int step = 0, read = 0;
-        const auto pace = [&] {
-            const int due = count * ++step / steps;
-            reader.read(due - read);
-            read = due;
-        };
+        const int start = b * KEY_BLOCK;
+        const auto pace = [&] { reader.bring(3); };
         for (int h = 0; h < unit.num_heads; h += job.bundle) {
             const int heads = job.heads_of(unit, h);
             for (int i = 0; i < heads; i++) {
@@ -59,7 +53,7 @@ void score_all(const Job& job, const Unit& unit, Blocks blocks, Reader& reader) 
                     score(keys, heads, job.queries_at(h, t), job.dim,
                           job.scores_at(h, t) + b % SECTION_BLOCKS * BLOCK_SCORES, pace);
         }
-        reader.read(count - read);
+        reader.read(job.stored(start, start + KEY_BLOCK) / 2);
     }
 }
 
@@ -69,12 +63,13 @@ void attend_streamed(const Job& job, const Unit& unit, int section, Reader& read
                      const Done& done) {
     const Blocks blocks = blocks_of(job.seen, section);
     score_all<HAS_CODES>(job, unit, blocks, reader);
+    const auto pace = [&] { reader.bring(1); };
     const auto fetch = [&](int h, int b, int d, int dims) {
         const int start = b * KEY_BLOCK, stored = job.stored(start, start + KEY_BLOCK);
         const int count = stored - stored / 2;
         if (d == 0) reader.read(count * (h + 1) / unit.num_heads - count * h / unit.num_heads);
         fetch_values<HAS_CODES>(job, start, unit.first_head + h, d, dims,
-                                job.values + size_t(b % SECTION_BLOCKS) * job.dim * 64);
+                                job.values + size_t(b % SECTION_BLOCKS) * job.dim * 64, pace);
     };
     for (int h = 0; h < unit.num_heads; h += job.bundle) {
         if constexpr (HAS_CODES)
@@ -82,7 +77,7 @@ void attend_streamed(const Job& job, const Unit& unit, int section, Reader& read
         for (int t = 0; t < job.lane_tiles; t++) {
             const Blocks mine = seen(job, t, blocks);
             const Mix mixed = to(h, t);
-            weigh_section(job, mine, t, job.scores_at(h, t), mixed);
+            weigh_section(job, mine, t, job.scores_at(h, t), mixed, [&] { reader.bring(2); });
             if (job.lane_tiles > 1) {
                 for (int b = blocks.begin; b < blocks.end && t == 0; b++) fetch(h, b, 0, job.dim);
                 mix_section(job, mine, 0, mixed, [](int, int, int) {});
@@ -110,7 +105,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, head);
         for (int b = blocks.begin; b < blocks.end; b++) {
             const int at = b % SECTION_BLOCKS, start = b * KEY_BLOCK;
-            fetch_values<HAS_CODES>(job, start, head, 0, job.dim, job.values + size_t(at) * job.dim * 64);
+            fetch_values<HAS_CODES>(job, start, head, 0, job.dim, job.values + size_t(at) * job.dim * 64, [] {});
             uint8_t* copy = job.keys + size_t(at) * job.dim * 64;
             keys[2 * at] = keys_of<HAS_CODES>(job, start, head, copy);
             keys[2 * at + 1] = keys_of<HAS_CODES>(job, start + 16, head, copy + size_t(32) * job.dim);
@@ -123,7 +118,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
                       [] {});
             }
             const Mix mixed = to(h, t);
-            weigh_section(job, mine, t, job.scores, mixed);
+            weigh_section(job, mine, t, job.scores, mixed, [] {});
             mix_section(job, mine, 0, mixed, [](int, int, int) {});
             done(h, t);
         }

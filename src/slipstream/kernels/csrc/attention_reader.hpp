@@ -43,16 +43,14 @@ public:
     }
 
     // Say that so many rows were read.
-    SL_INLINE void read(int rows) {
-        ahead_ -= rows;
-        bring(2 * rows);
-    }
+    SL_INLINE void read(int rows) { ahead_ -= rows; }
 
-private:
+    // Prefetch up to so many rows. Best little and often: a burst holds the thread up.
     SL_INLINE void bring(int most) {
         for (; most > 0 && ahead_ < most_ahead_ && begin_ < end_; most--) prefetch();
     }
 
+private:
     void open(const Unit& unit) {
         is_through_ = false;
         if (!is_streamed(a_, unit)) return;

@@ -168,11 +168,13 @@ Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
 }
 
 // Interleave `dims` of a block's values from dim `first` on by pairs of keys. Past the newest position come zeros.
-template <bool HAS_CODES>
-SL_INLINE void fetch_values(const Job& job, int start, int head, int first, int dims, uint8_t* to) {
+template <bool HAS_CODES, typename Pace>
+SL_INLINE void fetch_values(const Job& job, int start, int head, int first, int dims, uint8_t* to,
+                            const Pace& pace) {
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start;
     for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
+        if (j % 4 == 0) pace();
         const uint8_t* even = job.row(job.a.values, j < count ? slots[j] : 0, head);
         const uint8_t* odd = job.row(job.a.values, j + 1 < count ? slots[j + 1] : 0, head);
         for (int d = first; d < first + dims; d += 32) {
@@ -211,7 +213,7 @@ SL_INLINE void score(const Keys* keys, int num_heads, const uint8_t* queries, in
 }
 
 // Mix `count` blocks of values for 16 lanes. `fetch(block, d, dims)` is called before a block's tiles are
-// read, a block early: tiles cannot be read until what was written to them has left the store buffer.
+// read, a block early: tiles that were written just before are slow to read.
 template <typename Fetch>
 SL_INLINE void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed,
                    const Fetch& fetch) {
@@ -263,11 +265,14 @@ Blocks seen(const Job& job, int t, Blocks blocks) {
 
 // A lane tile's weights of a section's blocks, and their greatest scores and sums to `to`. `scores`: of
 // the whole section.
-void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to) {
+template <typename Pace>
+void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to,
+                   const Pace& pace) {
     const __m512i limits[2] = {_mm512_load_si512(job.first + 16 * t), _mm512_load_si512(job.last + 16 * t)};
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
     __m512 max = hidden, total = _mm512_setzero_ps();
     for (int b = blocks.begin; b < blocks.end; b++) {
+        pace();
         const int start = b * KEY_BLOCK;
         const bool is_masked =
             job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
@@ -280,6 +285,7 @@ void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mi
     const __m512 base = _mm512_mask_blend_ps(is_blind, max, _mm512_setzero_ps());
     const int first = blocks.begin % SECTION_BLOCKS, count = blocks.end - blocks.begin;
     for (int i = 0; i < count; i++) {
+        pace();
         const float* scales = job.value_scales + (first + i) * KEY_BLOCK;
         const float* of_block = scores + (first + i) * BLOCK_SCORES;
         uint8_t* weights = job.weights + i * TILE;
