@@ -18,8 +18,7 @@ inline bool is_streamed(const Attention& a, const Unit& unit) {
     return unit.num_heads * ceil_div(lanes, 16) <= MAX_STREAMED;
 }
 
-// A thread's units, one after the other, and the rows of keys and values that it reads in them: by
-// section the keys, then the values. Rows are prefetched a fixed distance ahead and a few at a time,
+// A thread's units, one after the other, and the slots whose keys and values it reads in them. Rows are prefetched a fixed distance ahead and a few at a time,
 // because a burst would hold the thread up until the memory has answered; across the end of a unit,
 // for which the next one is taken early.
 class Reader {
@@ -42,7 +41,7 @@ public:
         return &unit;
     }
 
-    // Say that so many rows were read.
+    // Say that so many slots were read; keys count for half, values for the other.
     SL_INLINE void read(int rows) { ahead_ -= rows; }
 
     // Prefetch up to so many rows. Best little and often: a burst holds the thread up.
