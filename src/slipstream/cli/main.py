@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "models": "Fetch, list, inspect, verify and remove model weights.",
     "config": "Show, check and describe the configuration.",
     "audit": "Prove that speculation changes no token, and that models compute as published.",
+    "train": "Train a drafter for a model of yours.",
     "bench": "Measure speculation, steps and kernels.",
 }
 """Name -> help line. `slipstream.cli.<name>` holds the command as `app`, a `typer.Typer`."""

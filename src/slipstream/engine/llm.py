@@ -127,18 +127,46 @@ class LLM:
             RequestError: The first request that failed; the others are cancelled.
         """
         batch = _as_batch(prompts)
+        done = dict(
+            self.completed(batch, params, n=n, speculation=speculation, cache_salt=cache_salt)
+        )
+        return [done[index] for index in range(len(batch))]
+
+    def completed(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        speculation: SpeculationOptions | None = None,
+        cache_salt: str = "",
+    ) -> Iterator[tuple[int, Generation]]:
+        """Complete prompts in one batch and give each, with its index, when it is complete.
+
+        Args:
+            params: Of all prompts, or of each; None is the default.
+        Raises:
+            RequestError: The first request that failed; the others are cancelled.
+        """
         options = speculation or SpeculationOptions()
+        of_each = _params_of_each(params, len(prompts))
         submits = [
-            self._submit(prompt, params or SamplingParams(), n, options, cache_salt)
-            for prompt in batch
+            self._submit(prompt, of_prompt, n, options, cache_salt)
+            for prompt, of_prompt in zip(prompts, of_each, strict=True)
         ]
-        generations = {
-            item.request_id: Generation(item.prompt, choices=[Choice() for _ in range(n)])
-            for item in submits
-        }
+        indices = {item.request_id: index for index, item in enumerate(submits)}
+        open_choices = dict.fromkeys(indices, n)
+        generations: dict[str, Generation] = {}
         for event in self._events(submits):
-            _collect(generations[event.request_id], event)
-        return [generations[item.request_id] for item in submits]
+            name = event.request_id
+            if name not in generations:
+                prompt = submits[indices[name]].prompt
+                generations[name] = Generation(prompt, choices=[Choice() for _ in range(n)])
+            _collect(generations[name], event)
+            if isinstance(event, Tokens) and event.finish_reason is not None:
+                open_choices[name] -= 1
+                if open_choices[name] == 0:
+                    yield indices[name], generations.pop(name)
 
     def stream(
         self,
@@ -247,6 +275,14 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # the test above shows it is one prompt
     return list(prompts)  # type: ignore[arg-type]  # and here that it is several
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    return params
 
 
 def _collect(generation: Generation, event: PromptDone | Tokens) -> None:

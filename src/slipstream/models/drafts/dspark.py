@@ -50,6 +50,18 @@ class DSparkNet(BlockNet[DSparkHparams]):
         token_ids = self.target_token_ids().expand(logits.shape)
         if self.hparams.markov_kind is None:
             return Choices(token_ids, logits)
+        inputs, state = self.markov_inputs(hidden, previous, state)
+        bias = self.products("markov_head.markov_w2", inputs)
+        return Choices(token_ids, logits + bias, state)
+
+    def markov_inputs(
+        self, hidden: Tensor, previous: Tensor, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the Markov head's last matrix turns into biases, [..., rank], and the next state.
+
+        Args:
+            hidden, previous, state: As `choices` takes them.
+        """
         embedded = self._previous(previous)
         if self.hparams.markov_kind == "gated":
             gate = self.products("markov_head.gate_proj", torch.cat((hidden, embedded), -1))
@@ -62,8 +74,7 @@ class DSparkNet(BlockNet[DSparkHparams]):
             gate = torch.sigmoid(gate)
             state = gate * state + (1.0 - gate) * torch.tanh(candidate)
             embedded = torch.tanh(output)
-        bias = self.products("markov_head.markov_w2", embedded)
-        return Choices(token_ids, logits + bias, state)
+        return embedded, state
 
     def confidence_logits(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
         """See `BlockNet`. It looks at no drafted token of its own row, so it may cut a draft."""

@@ -1,0 +1,101 @@
+"""`slipstream train fit`: the training itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
+from slipstream.cli.training import CacheOption, DataOption, TapsOption, open_target
+
+FamilyOption = Annotated[
+    str, typer.Option(help="Kind of drafter: dspark, eagle3, dflash or dflash2.")
+]
+EpochsOption = Annotated[float, typer.Option(min=0.001, help="How often each answer is read.")]
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Steps instead of --epochs.")]
+RateOption = Annotated[
+    float | None,
+    typer.Option("--learning-rate", min=1e-7, help="Highest; not given: 1e-3, for eagle3 5e-4."),
+]
+HeadOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--train-head/--freeze-head",
+        show_default=False,
+        help="Let the head move away from the target's rows. Not given: only for eagle3.",
+    ),
+]
+
+
+def fit(
+    *,
+    data: DataOption,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")],
+    cache: CacheOption = None,
+    family: FamilyOption = "dspark",
+    layers: Annotated[int | None, typer.Option(min=1, help="Not given: 2, for eagle3 1.")] = None,
+    taps: TapsOption = None,
+    draft_len: Annotated[int, typer.Option(min=1, max=31, help="Drafts that are trained.")] = 7,
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that the drafter knows.")] = 8192,
+    intermediate: Annotated[
+        int | None, typer.Option(min=1, help="Width of its MLP; not given: the target's.")
+    ] = None,
+    markov_rank: Annotated[int, typer.Option(min=0, help="Of dspark; 0 is without.")] = 128,
+    mask_token: Annotated[
+        int | None, typer.Option(min=0, help="Not given: the lowest that the data never uses.")
+    ] = None,
+    train_head: HeadOption = None,
+    epochs: EpochsOption = 4.0,
+    steps: StepsOption = None,
+    learning_rate: RateOption = None,
+    pack_len: Annotated[int, typer.Option(min=16, help="Tokens of a packed sequence.")] = 512,
+    step_packs: Annotated[int, typer.Option(min=1, help="Packs of a step.")] = 8,
+    pass_packs: Annotated[int, typer.Option(min=1, help="Packs of a pass.")] = 2,
+    anchors: Annotated[int, typer.Option(min=1, help="Drafts that start in a pack.")] = 96,
+    dtype: Annotated[str, typer.Option(help="Of products: bfloat16 or float32.")] = "bfloat16",
+    recompute: Annotated[bool, typer.Option("--recompute", help="Less memory, slower.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 100,
+    held_out_packs: Annotated[int, typer.Option(min=0, help="Measured now and then.")] = 16,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Train a drafter; the same command goes on where it was interrupted, to the same result.
+
+    With torchrun before it, the processes share each step's packs.
+    """
+    effective = load(config, settings, {"model.source": model})
+    from slipstream.cli.train_run import FitOptions, run_fit
+
+    options = FitOptions(
+        data=data,
+        out=out,
+        cache=cache,
+        family=family,
+        num_layers=layers,
+        taps=taps,
+        draft_len=draft_len,
+        draft_vocab=draft_vocab,
+        intermediate=intermediate,
+        markov_rank=markov_rank,
+        mask_token=mask_token,
+        train_head=train_head,
+        epochs=epochs,
+        num_steps=steps,
+        learning_rate=learning_rate,
+        course={
+            "pack_len": pack_len,
+            "step_packs": step_packs,
+            "pass_packs": pass_packs,
+            "num_anchors": anchors,
+            "dtype": dtype,
+            "recomputes": recompute,
+            "seed": seed,
+        },
+        checkpoint_every=checkpoint_every,
+        num_held_out=held_out_packs,
+    )
+    run_fit(open_target(effective), options)

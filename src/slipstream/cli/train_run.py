@@ -1,0 +1,229 @@
+"""A run of `slipstream train fit`: settings, progress on the terminal, files at the end."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from slipstream.cli.training import choose_taps, provenance_of
+from slipstream.clock import SystemClock
+from slipstream.errors import ConfigError
+from slipstream.training.dataset import Dataset, open_dataset
+from slipstream.training.draft_vocab import select_draft_tokens, unused_token
+from slipstream.training.fit import Intervals, Reporting, fit
+from slipstream.training.objectives import objective_of
+from slipstream.training.packing import Piece, arrange, cut_answers
+from slipstream.training.plot import write_plot
+from slipstream.training.publish import export_run, tell_story
+from slipstream.training.run_folder import PROVENANCE_FILE, RunFolder, RunRecord, Score, write_json
+from slipstream.training.session import (
+    TrainingTarget,
+    open_source,
+    restore_run,
+    start_net,
+    write_draft_tokens,
+)
+from slipstream.training.settings import (
+    Family,
+    FitSettings,
+    NetSettings,
+    RunSettings,
+    default_losses,
+)
+from slipstream.training.trainer import Trainer
+from slipstream.training.workers import DistributedWorkers, SingleWorker, Workers
+
+DRAFT_FOLDER = "draft"
+PLOT_FILE = "training.png"
+_SCORE_EVERY = 10
+_RATES = {"eagle3": 5e-4}
+_RATE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """The flags of the command; None is not given.
+
+    Attributes:
+        course: Fields of `FitSettings` that are flags of their own.
+    """
+
+    data: Path
+    out: Path
+    cache: Path | None
+    family: str
+    num_layers: int | None
+    taps: str | None
+    draft_len: int
+    draft_vocab: int
+    intermediate: int | None
+    markov_rank: int
+    mask_token: int | None
+    train_head: bool | None
+    epochs: float
+    num_steps: int | None
+    learning_rate: float | None
+    course: Mapping[str, Any]  # Any: values of different types
+    checkpoint_every: int
+    num_held_out: int
+
+
+def run_fit(target: TrainingTarget, options: FitOptions) -> None:
+    """Train, and write the drafter, its provenance and a picture of the run."""
+    console = Console()
+    dataset = open_dataset(options.data, target.identity)
+    settings = choose_settings(target, dataset, options)
+    pieces = _pieces(dataset, "train", settings.fit)
+    workers = _workers()
+    folder = RunFolder(options.out)
+    record = RunRecord(
+        target=target.identity, dataset_sha256=dataset.manifest.sha256, settings=settings
+    )
+    folder.begin(record)
+    eos = target.loaded.tokenizer.eos_token_ids
+    token_ids = select_draft_tokens(
+        dataset.of_side("train"), target.identity.vocab_size, options.draft_vocab, eos
+    )
+    write_draft_tokens(folder, token_ids)
+    source = open_source(target, dataset, settings.net.tap_layer_ids, options.cache)
+    net = start_net(settings, target, token_ids)
+    trainer = Trainer(
+        net, objective_of(settings, net), settings.fit, source, dataset.answers, workers
+    )
+    provenance = provenance_of([])
+    held_out = arrange(_pieces(dataset, "validation", settings.fit), settings.fit.pack_len, 0)
+    title = f"{settings.net.family} for {target.identity.name}, {provenance['machine']['cpu']}"
+    with _reporting(settings.fit.num_steps, options, title, console) as reporting:
+        progress = fit(
+            trainer,
+            settings,
+            pieces,
+            held_out[: options.num_held_out],
+            folder,
+            reporting,
+        )
+    if workers.rank != 0:
+        return
+    story = tell_story(record, progress, provenance)
+    write_json(options.out / PROVENANCE_FILE, story)
+    run = restore_run(options.out, target)
+    export_run(run, target, options.out / DRAFT_FOLDER, "slipstream", torch.bfloat16, story)
+    console.print(f"the drafter is in {options.out / DRAFT_FOLDER}")
+
+
+def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> RunSettings:
+    """Settings of a run, with defaults that depend on target and data.
+
+    Raises:
+        ConfigError: A flag's value cannot be used.
+    """
+    hparams = target.loaded.model.hparams
+    if options.family not in get_args(Family):
+        raise ConfigError(
+            f'--family must be one of {", ".join(get_args(Family))}, got "{options.family}"'
+        )
+    mask = options.mask_token
+    if mask is None:
+        mask = unused_token(dataset.answers, target.identity.vocab_size)
+    is_eagle = options.family == "eagle3"
+    try:
+        net = NetSettings.model_validate(
+            {
+                "family": options.family,
+                "num_layers": options.num_layers or (1 if is_eagle else 2),
+                "tap_layer_ids": choose_taps(options.taps, options.cache, hparams.num_layers),
+                "max_draft_len": options.draft_len,
+                "draft_vocab_size": min(options.draft_vocab, hparams.vocab_size),
+                "intermediate_size": options.intermediate or hparams.intermediate_size,
+                "mask_token_id": mask,
+                "trains_head": is_eagle if options.train_head is None else options.train_head,
+                "markov_rank": options.markov_rank,
+            }
+        )
+        course = {
+            "learning_rate": options.learning_rate or _RATES.get(options.family, _RATE),
+            **options.course,
+        }
+        fit_settings = FitSettings.model_validate({"num_steps": options.num_steps or 1, **course})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"{first['loc'][0]} cannot be {first['input']}: {first['msg']}"
+        ) from error
+    if options.num_steps is None:
+        packs = arrange(_pieces(dataset, "train", fit_settings), fit_settings.pack_len, 0)
+        num_steps = max(1, math.ceil(options.epochs * len(packs) / fit_settings.step_packs))
+        fit_settings = fit_settings.model_copy(update={"num_steps": num_steps})
+    return RunSettings(net=net, losses=default_losses(net.family), fit=fit_settings)
+
+
+def _pieces(dataset: Dataset, side: Any, settings: FitSettings) -> list[Piece]:
+    return cut_answers(dataset.answers, dataset.indices(side), settings.pack_len)
+
+
+def _intervals(checkpoint_every: int) -> Intervals:
+    score = math.gcd(checkpoint_every, _SCORE_EVERY)
+    return Intervals(score, held_out=checkpoint_every, checkpoint=checkpoint_every)
+
+
+def _workers() -> Workers:
+    """The processes that torchrun has started, or this one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return SingleWorker()
+    torch.distributed.init_process_group("gloo")
+    return DistributedWorkers()
+
+
+@contextmanager
+def _reporting(
+    num_steps: int, options: FitOptions, title: str, console: Console
+) -> Iterator[Reporting]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TextColumn("{task.fields[speed]}"), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("training", total=num_steps, speed="")
+        yield Reporting(
+            _intervals(options.checkpoint_every),
+            _on_step(bar, task),
+            _on_score(options.out / PLOT_FILE, title, console),
+            SystemClock(),
+        )
+
+
+def _on_step(bar: Progress, task: TaskID) -> Callable[[int, float, float], None]:
+    def on_step(step: int, tokens_per_s: float, left_s: float) -> None:
+        minutes, seconds = divmod(round(left_s), 60)
+        left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left"
+        speed = f"{tokens_per_s:,.0f} answer tokens/s, {left}"
+        bar.update(task, completed=step, speed=speed)
+
+    return on_step
+
+
+def _on_score(plot: Path, title: str, console: Console) -> Callable[[Score, Sequence[Score]], None]:
+    def on_score(score: Score, history: Sequence[Score]) -> None:
+        text = (
+            f"step {score.step}  loss {score.loss:.3f}  acceptance {score.sampled_length:.2f} "
+            f"(along answers {score.greedy_length:.2f})"
+        )
+        if score.held_out_loss is not None:
+            text += (
+                f"  held out: loss {score.held_out_loss:.3f}  acceptance "
+                f"{score.held_out_sampled:.2f} ({score.held_out_greedy:.2f})"
+            )
+            write_plot(history, title, plot)
+        console.print(text, highlight=False)
+
+    return on_score

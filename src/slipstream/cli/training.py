@@ -1,0 +1,105 @@
+"""What the commands of `slipstream train` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from slipstream.clock import SystemClock
+from slipstream.config.schema import Config
+from slipstream.errors import ConfigError
+
+if TYPE_CHECKING:  # it imports torch
+    from slipstream.training.session import TrainingTarget
+
+DataOption = Annotated[
+    Path, typer.Option("--data", "-d", help="Folder that `slipstream train data` made.")
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        help="Folder that `slipstream train cache` made. Not given: the target computes its states "
+        "whenever they are needed.",
+    ),
+]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run of `slipstream train fit`.")
+]
+TapsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Layers of the target whose output the net reads, such as 5,14,26. Not given: those "
+        "of the cache, or three spread over the depth."
+    ),
+]
+
+
+def open_target(config: Config) -> TrainingTarget:
+    """Fetch and load the target, and set the number of threads."""
+    import torch
+
+    from slipstream.cli.fetching import fetch_weights
+    from slipstream.engine.loading import load_target
+    from slipstream.execution.cores import choose_num_threads, read_cores
+    from slipstream.training.session import TrainingTarget
+
+    torch.set_num_threads(choose_num_threads(config.engine.num_threads, read_cores()))
+    fetch_weights(config)
+    with Console(stderr=True).status(f"loading {config.model.public_name}"):
+        return TrainingTarget.of(load_target(config.model), config.model.source)
+
+
+def parse_numbers(text: str, name: str) -> tuple[float, ...]:
+    """A comma-separated list.
+
+    Raises:
+        ConfigError: A part is no number; names the option.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f'{name} takes numbers with commas between them, got "{text}"') from error
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """The layers of `--taps`; see `parse_numbers`."""
+    numbers = parse_numbers(text, "--taps")
+    if any(number != int(number) for number in numbers):
+        raise ConfigError(f'--taps takes whole numbers, got "{text}"')
+    return tuple(int(number) for number in numbers)
+
+
+def choose_taps(text: str | None, cache: Path | None, num_layers: int) -> tuple[int, ...]:
+    """The layers that are asked for, those of a cache, or three spread over the depth."""
+    if text is not None:
+        return parse_layers(text)
+    if cache is not None:
+        from slipstream.training.shards import read_cache_manifest
+
+        return read_cache_manifest(cache).tap_layer_ids
+    return tuple(sorted({num_layers // 6, num_layers // 2 - 1, max(num_layers - 4, 0)}))
+
+
+def provenance_of(files: Sequence[Path]) -> dict[str, Any]:  # Any: JSON
+    """Command, commit, versions and machine of this program."""
+    from slipstream.bench.provenance import read_provenance
+
+    return asdict(read_provenance(["slipstream", *sys.argv[1:]], files, SystemClock()))
+
+
+@contextmanager
+def count_bar(text: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error; gives what is called with the number of things done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,146 @@
+"""The draft net of a run: its shape from the settings and the target, its weights, its copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import ConfigError
+from slipstream.models.drafts.hparams import (
+    DFlash2Hparams,
+    DFlashHparams,
+    DraftHparams,
+    DSparkHparams,
+    Eagle3Hparams,
+)
+from slipstream.models.drafts.initial import initial_parameters
+from slipstream.models.drafts.load import AnyDraftNet, net_class_of
+from slipstream.models.drafts.parts import StoredEnds
+from slipstream.models.hparams import Hparams, LayerParams, RotaryParams
+from slipstream.training.settings import NetSettings
+
+HEAD = "lm_head.weight"
+_CONV_GROUP = 16
+_KEPT = ("norm.weight", "base_kernel")  # no product reads them
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedNet:
+    """A draft net whose weights are optimised.
+
+    Attributes:
+        parameters: Name -> float32 tensor; those that are trained require a gradient.
+        ends: The target's embeddings and head.
+        token_ids: [draft_vocab] int64 target id of each of its tokens; None if it knows all.
+    """
+
+    hparams: DraftHparams
+    parameters: dict[str, Tensor]
+    ends: StoredEnds
+    token_ids: Tensor | None
+
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that are optimised, in a fixed order."""
+        return {name: p for name, p in sorted(self.parameters.items()) if p.requires_grad}
+
+    def copy_in(self, dtype: torch.dtype) -> AnyDraftNet:
+        """A net to run, its matrices rounded to `dtype`; gradients reach the parameters."""
+        rounded = {
+            name: p if name.endswith(_KEPT) else p.to(dtype) for name, p in self.parameters.items()
+        }
+        net_class = net_class_of(self.hparams)
+        return net_class(self.hparams, rounded, self.ends, self.token_ids)
+
+
+def new_net(
+    settings: NetSettings, target: Hparams, ends: StoredEnds, token_ids: Tensor, seed: int
+) -> TrainedNet:
+    """A net with random weights, its head that of the target."""
+    hparams = net_hparams(settings, target)
+    generator = torch.Generator().manual_seed(seed)
+    parameters = initial_parameters(hparams, generator)
+    parameters[HEAD] = ends.vocabulary[token_ids].float()
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name != HEAD or settings.trains_head)
+    is_reduced = hparams.is_reduced
+    return TrainedNet(hparams, parameters, ends, token_ids if is_reduced else None)
+
+
+def net_hparams(settings: NetSettings, target: Hparams) -> DraftHparams:
+    """The net's shape: as wide as the target, with its heads and rotary base.
+
+    Raises:
+        ConfigError: The target cannot have such a net.
+    """
+    common = _common(settings, target)
+    if settings.family == "eagle3":
+        return Eagle3Hparams(**common)
+    first_row = 0 if settings.family == "dspark" else 1
+    common |= {
+        "draft_block_len": settings.max_draft_len + first_row,
+        "mask_token_id": settings.mask_token_id,
+        "first_draft_row": first_row,
+        "causal_layers": (False,) * settings.num_layers,
+    }
+    if settings.family == "dflash":
+        return DFlashHparams(**common)
+    if settings.family == "dflash2":
+        if target.hidden_size % _CONV_GROUP:
+            raise ConfigError(
+                f"dflash2 needs a hidden size that {_CONV_GROUP} divides, the target's is "
+                f"{target.hidden_size}",
+                hint="use --family dflash or dspark",
+            )
+        return DFlash2Hparams(
+            **common,
+            conv_group_size=_CONV_GROUP,
+            selector_rank=settings.selector_rank,
+            selector_top_k=min(settings.selector_top_k, settings.draft_vocab_size),
+        )
+    return DSparkHparams(
+        **common,
+        markov_kind=settings.markov_kind if settings.markov_rank else None,
+        markov_rank=settings.markov_rank,
+        has_confidence=True,
+        confidence_reads_markov=settings.markov_rank > 0,
+    )
+
+
+def _common(settings: NetSettings, target: Hparams) -> dict[str, Any]:  # Any: fields of hparams
+    missing = [layer for layer in settings.tap_layer_ids if not -1 <= layer < target.num_layers]
+    if missing or len(set(settings.tap_layer_ids)) != len(settings.tap_layer_ids):
+        raise ConfigError(
+            f"--taps must name different layers from -1 to {target.num_layers - 1}, got "
+            f"{', '.join(map(str, settings.tap_layer_ids))}"
+        )
+    if settings.family == "eagle3" and settings.num_layers != 1:
+        raise ConfigError(f"eagle3 has one layer, got --layers {settings.num_layers}")
+    rotary = RotaryParams(max(layer.rotary.theta for layer in target.layers))
+    body = replace(
+        target,
+        family="draft",
+        intermediate_size=settings.intermediate_size,
+        activation="silu",
+        has_tied_embeddings=False,
+        attention_scale=target.head_dim**-0.5,
+        layers=(LayerParams(None, rotary),) * settings.num_layers,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        has_qk_norm=settings.family != "eagle3",
+        is_norm_zero_centred=False,
+        has_sandwich_norms=False,
+        embedding_scale=None,
+    )
+    return {
+        "body": body,
+        "target_hidden_size": target.hidden_size,
+        "num_taps": len(settings.tap_layer_ids),
+        "tap_layer_ids": settings.tap_layer_ids,
+        "draft_vocab_size": settings.draft_vocab_size,
+        "has_own_embeddings": False,
+        "has_own_head": True,
+    }

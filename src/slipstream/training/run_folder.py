@@ -1,0 +1,181 @@
+"""The folder of a training run: what it is, where it stands, what came of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.errors import ConfigError, WeightsError
+from slipstream.training.identity import TargetIdentity
+from slipstream.training.settings import RunSettings
+
+RUN_FILE = "run.json"
+PROVENANCE_FILE = "provenance.json"
+_CHECKPOINTS = "checkpoints"
+_STATE_FILE, _TENSORS_FILE = "state.json", "tensors.safetensors"
+_NUM_KEPT = 2
+_HINT = "remove the damaged checkpoint's folder to go on from the one before, or the whole run"
+
+
+class RunRecord(BaseModel):
+    """What a run is; the same command goes on with it, another one is refused.
+
+    Attributes:
+        dataset_sha256: Of the answers that it is trained on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = 1
+    target: TargetIdentity
+    dataset_sha256: str
+    settings: RunSettings
+
+
+class Score(BaseModel):
+    """One line of a run's history.
+
+    Attributes:
+        loss: Mean over the rows of the steps since the line before.
+        sampled_length, greedy_length: See `AcceptanceTally`.
+        held_out_loss, held_out_sampled, held_out_greedy: The same of answers that are not trained
+            on, where they were measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    learning_rate: float
+    loss: float
+    sampled_length: float
+    greedy_length: float
+    held_out_loss: float | None = None
+    held_out_sampled: float | None = None
+    held_out_greedy: float | None = None
+
+
+class Progress(BaseModel):
+    """Where a run stands; everything random follows from the step and the seed.
+
+    Attributes:
+        num_tokens: Answer tokens trained on, repetitions included.
+        seconds: Time that training took.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+    history: tuple[Score, ...] = ()
+
+
+class RunFolder:
+    """Reads and writes the folder of a run.
+
+    Args:
+        path: The folder; it is made where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, record: RunRecord) -> None:
+        """Make the run's record, or check that the folder holds this very run.
+
+        Raises:
+            ConfigError: It holds another run; says what differs.
+        """
+        file = self.path / RUN_FILE
+        if not file.exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(file, record.model_dump_json(indent=1) + "\n")
+            return
+        differing = _differences(self.read().model_dump(), record.model_dump())
+        if differing:
+            raise ConfigError(
+                f"{self.path} holds a run that differs in {'; '.join(differing)}",
+                hint="give the same options to go on with it, or another --out",
+            )
+
+    def read(self) -> RunRecord:
+        """The run's record.
+
+        Raises:
+            WeightsError: There is none, or it is damaged.
+        """
+        try:
+            return RunRecord.model_validate_json((self.path / RUN_FILE).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise WeightsError(
+                f"{self.path} is no training run: {RUN_FILE} cannot be read",
+                hint="make one with `slipstream train fit --out DIR`",
+            ) from error
+
+    def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        """Add a checkpoint, whole or not at all, and remove all but the last few."""
+        folder = self.path / _CHECKPOINTS
+        name = f"step-{progress.step:07d}"
+        staging = folder / f"{name}.partial"
+        if staging.exists():
+            shutil.rmtree(staging)
+        staging.mkdir(parents=True)
+        save_file(
+            {key: tensor.contiguous() for key, tensor in tensors.items()}, staging / _TENSORS_FILE
+        )
+        write_text(staging / _STATE_FILE, progress.model_dump_json(indent=1) + "\n")
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
+        staging.rename(folder / name)
+        for old in self._checkpoints()[:-_NUM_KEPT]:
+            shutil.rmtree(old)
+
+    def newest(self) -> tuple[Progress, dict[str, Tensor]] | None:
+        """The last complete checkpoint; None before the first.
+
+        Raises:
+            WeightsError: It is damaged; names it.
+        """
+        folders = self._checkpoints()
+        if not folders:
+            return None
+        folder = folders[-1]
+        try:
+            progress = Progress.model_validate_json((folder / _STATE_FILE).read_bytes())
+            return progress, load_file(folder / _TENSORS_FILE)
+        except (OSError, ValidationError, SafetensorError) as error:
+            raise WeightsError(f"checkpoint {folder} is damaged: {error}", hint=_HINT) from error
+
+    def _checkpoints(self) -> list[Path]:
+        found = (self.path / _CHECKPOINTS).glob("step-*")
+        return sorted(path for path in found if path.suffix != ".partial")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file at once."""
+    staging = path.with_name(f"{path.name}.partial")
+    staging.write_text(text, encoding="utf-8")
+    staging.replace(path)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a file of JSON at once."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def _differences(old: object, new: object, name: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        parts = (
+            _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            for key in keys
+        )
+        return [difference for part in parts for difference in part]
+    return [] if old == new else [f"{name} ({old} there, {new} now)"]

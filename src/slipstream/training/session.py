@@ -1,0 +1,135 @@
+"""The parts of a run put together: target, answers, features, net and trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.loading import LoadedModel
+from slipstream.errors import WeightsError
+from slipstream.training.dataset import Dataset
+from slipstream.training.identity import TargetIdentity, identify
+from slipstream.training.nets import HEAD, TrainedNet, new_net
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord, write_text
+from slipstream.training.settings import RunSettings
+from slipstream.training.shards import CachedSource, read_cache_manifest
+from slipstream.training.sources import FeatureSource, OnlineSource
+from slipstream.training.target import TargetReader, read_ends
+
+DEFAULT_NUM_TOP = 64
+_TOKENS_FILE = "draft_tokens.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTarget:
+    """The target of a run.
+
+    Attributes:
+        source: Name under which others find it.
+    """
+
+    loaded: LoadedModel
+    identity: TargetIdentity
+    source: str
+
+    @staticmethod
+    def of(loaded: LoadedModel, source: str) -> TrainingTarget:
+        """Of a loaded model."""
+        return TrainingTarget(loaded, identify(loaded.name, loaded.model), source)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredRun:
+    """A run's net as its last checkpoint has it."""
+
+    record: RunRecord
+    net: TrainedNet
+    progress: Progress
+
+
+def longest(dataset: Dataset) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return max((len(a.prompt_ids) + len(a.response_ids) for a in dataset.answers), default=1)
+
+
+def open_source(
+    target: TrainingTarget,
+    dataset: Dataset,
+    tap_layer_ids: Sequence[int],
+    cache: Path | None,
+) -> FeatureSource:
+    """Features from a cache, verified, or from the target itself.
+
+    Raises:
+        WeightsError: The cache lacks these taps, or is of something else.
+        ChecksumError: A shard is damaged; names it.
+    """
+    if cache is None:
+        reader = TargetReader(
+            target.loaded, tap_layer_ids, DEFAULT_NUM_TOP, max_len=longest(dataset)
+        )
+        return OnlineSource(reader, dataset.answers)
+    cached = read_cache_manifest(cache).tap_layer_ids
+    if cached != tuple(tap_layer_ids):
+        raise WeightsError(
+            f"{cache} holds taps of layers {', '.join(map(str, cached))}, but the net reads "
+            f"{', '.join(map(str, tap_layer_ids))}",
+            hint="leave out --taps to use those of the cache, or make another cache",
+        )
+    source = CachedSource(cache, target.identity, dataset.answers, dataset.manifest.sha256)
+    source.verify()
+    return source
+
+
+def start_net(settings: RunSettings, target: TrainingTarget, token_ids: Tensor) -> TrainedNet:
+    """A net with the weights that a run begins with."""
+    return new_net(
+        settings.net,
+        target.loaded.model.hparams,
+        read_ends(target.loaded),
+        token_ids,
+        settings.fit.seed,
+    )
+
+
+def write_draft_tokens(folder: RunFolder, token_ids: Tensor) -> None:
+    """Keep which tokens the draft knows."""
+    write_text(folder.path / _TOKENS_FILE, json.dumps(token_ids.tolist()) + "\n")
+
+
+def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
+    """The net of a run's last checkpoint.
+
+    Raises:
+        WeightsError: There is no run or no checkpoint, it is damaged, or it is another target's.
+    """
+    folder = RunFolder(path)
+    record = folder.read()
+    target.identity.require_same(record.target, f"the drafter in {path}")
+    saved = folder.newest()
+    if saved is None:
+        raise WeightsError(
+            f"{path} has no checkpoint yet", hint="let `slipstream train fit` run longer"
+        )
+    progress, tensors = saved
+    try:
+        ids = json.loads((path / _TOKENS_FILE).read_text(encoding="utf-8"))
+        token_ids = torch.tensor(ids, dtype=torch.int64)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path / _TOKENS_FILE} cannot be read: {error}") from error
+    net = start_net(record.settings, target, token_ids)
+    with torch.no_grad():
+        for name, parameter in net.trained().items():
+            parameter.copy_(tensors[f"parameter/{name}"])
+    return RestoredRun(record, net, progress)
+
+
+def stored_parameters(net: TrainedNet) -> dict[str, Tensor]:
+    """What a checkpoint of the net must hold; a head that is the target's own is left out."""
+    is_shared = net.token_ids is None and not net.parameters[HEAD].requires_grad
+    return {name: p for name, p in net.parameters.items() if name != HEAD or not is_shared}

@@ -1,0 +1,48 @@
+"""Several processes that train one net, each on its part of a step's packs.
+
+Every process adds up gradients of its packs; the sums over all processes are the same as one
+process would have, up to rounding. Started by torchrun, which sets the environment that
+`torch.distributed` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+
+class Workers(Protocol):
+    """The processes that share a training."""
+
+    rank: int
+    count: int
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes."""
+
+
+class SingleWorker:
+    """See `Workers`: this process alone."""
+
+    rank = 0
+    count = 1
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """See `Workers`: nothing to add."""
+
+
+class DistributedWorkers:
+    """See `Workers`: a process group of torch that has been set up."""
+
+    def __init__(self) -> None:
+        self.rank = torch.distributed.get_rank()
+        self.count = torch.distributed.get_world_size()
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """See `Workers`."""
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
