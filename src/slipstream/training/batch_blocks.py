@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,24 +49,22 @@ class BlockLabels:
     is_valid: Tensor
 
 
-def choose_anchors(packs: Packs, count: int, seed: int, reach: int = 1) -> Anchors:
-    """Draw anchors among an answer's own tokens, without repetition, the same for a seed.
+def choose_anchors(packs: Packs, count: int, seeds: Sequence[int]) -> Anchors:
+    """Draw anchors among an answer's own tokens with another behind them, without repetition.
 
     Args:
         count: Anchors of each pack.
-        reach: How many tokens behind an anchor must be the answer's as well.
+        seeds: Of each pack; they alone decide.
     """
     is_response = packs.is_response.numpy()
     documents = packs.documents.numpy()
     may_start = is_response.copy()
-    may_start[:, len(may_start[0]) - reach :] = False
-    for step in range(1, reach + 1):
-        follows = is_response[:, step:] & (documents[:, step:] == documents[:, :-step])
-        may_start[:, :-step] &= follows
+    may_start[:, -1] = False
+    may_start[:, :-1] &= is_response[:, 1:] & (documents[:, 1:] == documents[:, :-1])
     places = np.zeros((len(may_start), count), np.int64)
     is_real = np.zeros_like(places, dtype=bool)
-    for row, candidates in enumerate(may_start):
-        rng = np.random.default_rng((seed, row))
+    for row, (candidates, seed) in enumerate(zip(may_start, seeds, strict=True)):
+        rng = np.random.default_rng(seed)
         drawn = np.sort(rng.permutation(np.flatnonzero(candidates))[:count])
         places[row, : len(drawn)] = drawn
         is_real[row, : len(drawn)] = True

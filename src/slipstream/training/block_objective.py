@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +81,9 @@ class BlockObjective:
         self._decay = torch.exp(-torch.arange(num_drafts) / losses.depth_decay)
         self._num_drafts = num_drafts
 
-    def prepare(self, packs: Packs, seed: int) -> BlockBatch:
+    def prepare(self, packs: Packs, seeds: Sequence[int]) -> BlockBatch:
         """See `Objective`."""
-        anchors = choose_anchors(packs, self._num_anchors, seed)
+        anchors = choose_anchors(packs, self._num_anchors, seeds)
         labels = label_blocks(packs, anchors, self._num_drafts)
         return BlockBatch(packs, labels, labels.is_valid * self._decay)
 

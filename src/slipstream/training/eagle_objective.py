@@ -65,9 +65,9 @@ class EagleObjective:
         self._num_anchors = num_anchors
         self._decay = losses.depth_decay ** torch.arange(num_steps)
 
-    def prepare(self, packs: Packs, seed: int) -> EagleBatch:
+    def prepare(self, packs: Packs, seeds: Sequence[int]) -> EagleBatch:
         """See `Objective`."""
-        anchors = choose_anchors(packs, self._num_anchors, seed)
+        anchors = choose_anchors(packs, self._num_anchors, seeds)
         labels = label_blocks(packs, anchors, self._num_steps)
         is_known = self._ids.of(labels.top_ids[..., 0]) >= 0
         documents = packs.documents

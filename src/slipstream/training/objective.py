@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,8 +53,8 @@ class Batch(Protocol):
 class Objective(Protocol):
     """A family's loss."""
 
-    def prepare(self, packs: Packs, seed: int) -> Batch:
-        """Draw what is random, from `seed` alone."""
+    def prepare(self, packs: Packs, seeds: Sequence[int]) -> Batch:
+        """Draw what is random in each pack, from its seed alone."""
 
     def measure(self, net: AnyDraftNet, batch: Batch, total_weight: float) -> Outcome:
         """The batch's share of the loss of a step.

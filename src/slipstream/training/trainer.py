@@ -81,9 +81,11 @@ class Trainer:
         Args:
             tally: Acceptance is added to it.
         """
-        mine = packs[self._workers.rank :: self._workers.count]
-        batches = self._batches(mine, derived_seed(self._settings.seed, step, self._workers.rank))
-        total = self._summed(sum(batch.total_weight for batch in batches))
+        seeds = [derived_seed(self._settings.seed, step, number) for number in range(len(packs))]
+        own = slice(self._workers.rank, None, self._workers.count)
+        batches = self._batches(packs[own], seeds[own])
+        weight = self._summed(sum(batch.total_weight for batch in batches))
+        total = max(weight, _SMALLEST_WEIGHT)
         net = self.net.copy_in(_DTYPES[self._settings.dtype])
         loss = 0.0
         for batch in batches:
@@ -105,7 +107,7 @@ class Trainer:
         loss, weight = 0.0, 0.0
         with torch.no_grad():
             net = self.net.copy_in(_DTYPES[self._settings.dtype])
-            for batch in self._batches(packs, 0):
+            for batch in self._batches(packs, range(len(packs))):
                 outcome: Outcome = self._objective.measure(net, batch, 1.0)
                 loss += float(outcome.loss)
                 weight += batch.total_weight
@@ -133,19 +135,20 @@ class Trainer:
                         **moments,
                     }
 
-    def _batches(self, packs: Packs, seed: int) -> list[Batch]:
+    def _batches(self, packs: Packs, seeds: Sequence[int]) -> list[Batch]:
         batches: list[Batch] = []
         for start in range(0, len(packs), self._settings.pass_packs):
             some = packs[start : start + self._settings.pass_packs]
+            of_some = seeds[start : start + self._settings.pass_packs]
             features = [self._source.features([piece.index for piece in pack]) for pack in some]
             built = build_packs(some, self._answers, features, self._settings.pack_len)
-            batches.append(self._objective.prepare(built, derived_seed(seed, start)))
+            batches.append(self._objective.prepare(built, of_some))
         return batches
 
     def _summed(self, value: float) -> float:
         total = torch.tensor(value, dtype=torch.float64)
         self._workers.add_up([total])
-        return max(float(total), _SMALLEST_WEIGHT)
+        return float(total)
 
     def _num_response(self, pack: Sequence[Piece]) -> int:
         return sum(piece.stop - max(piece.start, piece.prompt_len) for piece in pack)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.models.drafts.dflash import BlockNet
+from slipstream.models.drafts.eagle3 import Eagle3Net
+from slipstream.models.drafts.load import AnyDraftNet
+from slipstream.models.drafts.parts import Context, empty_context
+from slipstream.training.batch_blocks import BlockLabels
+from slipstream.training.block_objective import BlockBatch
+from slipstream.training.eagle_objective import EagleBatch
+from slipstream.training.objective import Batch, DraftIds, Outcome
+from slipstream.training.objectives import objective_of
+from slipstream.training.packing import Packs, arrange, build_packs, cut_answers
+from slipstream.training.session import TrainingTarget, open_source
+from slipstream.training.settings import Family, RunSettings
+from tests.support.training import (
+    FAMILIES,
+    PACK_LEN,
+    VOCAB_SIZE,
+    counting_answers,
+    empty_tally,
+    tiny_net,
+    tiny_settings,
+    tiny_target,
+    trainer_of,
+    write_dataset,
+)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> TrainingTarget:
+    return tiny_target(tmp_path)
+
+
+def packs_of(target: TrainingTarget, path: Path, settings: RunSettings) -> Packs:
+    answers = counting_answers(6)
+    dataset = write_dataset(path / "data", target, answers)
+    source = open_source(target, dataset, settings.net.tap_layer_ids, None)
+    arranged = arrange(cut_answers(answers, range(6), PACK_LEN), PACK_LEN, 5)
+    features = [source.features([piece.index for piece in pack]) for pack in arranged]
+    return build_packs(arranged, answers, features, PACK_LEN)
+
+
+def measured(
+    settings: RunSettings, target: TrainingTarget, packs: Packs
+) -> tuple[AnyDraftNet, Batch, Outcome]:
+    net = tiny_net(settings, target)
+    objective = objective_of(settings, net)
+    batch = objective.prepare(packs, range(len(packs.tokens)))
+    running = net.copy_in(torch.float32)
+    with torch.no_grad():
+        return running, batch, objective.measure(running, batch, 1.0)
+
+
+def overlap_of(
+    net: AnyDraftNet, logits: torch.Tensor, labels: BlockLabels, where: tuple[int, ...]
+) -> float:
+    """Of one row's own distribution with the target's, token by token."""
+    probs = torch.softmax(logits.detach(), -1)
+    ids = DraftIds(net.draft_token_ids, VOCAB_SIZE).of(labels.top_ids[where])
+    return sum(
+        min(float(probs[token]), float(prob))
+        for token, prob in zip(ids.tolist(), labels.top_probs[where], strict=True)
+        if token >= 0
+    )
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("family", ["dspark", "dflash"])
+def test_a_packed_block_drafts_as_it_would_alone(
+    family: Family, kind: str, target: TrainingTarget, tmp_path: Path
+) -> None:
+    settings = tiny_settings(family, {"markov_kind": kind})
+    packs = packs_of(target, tmp_path, settings)
+    net, batch, outcome = measured(settings, target, packs)
+    assert isinstance(net, BlockNet)
+    assert isinstance(batch, BlockBatch)
+    labels = batch.labels
+    num_blocks = labels.anchors.shape[1]
+    for pack, block in [(0, 0), (1, 5)]:
+        seen = labels.context[pack, block].nonzero().flatten()
+        positions = packs.positions[pack, seen].unsqueeze(0)
+        features = net.context_features(packs.taps[pack, seen].unsqueeze(0))
+        visible = torch.ones(1, 1, len(seen), dtype=torch.bool)
+        context = Context(net.context_kv(features, positions), positions, visible)
+        num_rows = net.hparams.draft_block_len
+        tokens = net.block_tokens(labels.anchors[pack, block].view(1, 1), num_rows)
+        rows = labels.starts[pack, block] + torch.arange(num_rows).view(1, 1, -1)
+        hidden = net.draft_rows(net.block_hidden(tokens, rows, context))[0, 0]
+        state = None
+        for depth, row in enumerate(hidden):
+            previous = labels.previous[pack, block, depth]
+            choices = net.choices(row, net.logits(row), previous, state)
+            state = choices.state
+            if labels.is_valid[pack, block, depth]:
+                expected = overlap_of(net, choices.logits, labels, (pack, block, depth))
+                given = float(outcome.results.overlap[pack * num_blocks + block, depth])
+                assert given == pytest.approx(expected, abs=2e-3)
+
+
+def test_an_unrolled_eagle_step_drafts_as_it_would_alone(
+    target: TrainingTarget, tmp_path: Path
+) -> None:
+    settings = tiny_settings("eagle3")
+    packs = packs_of(target, tmp_path, settings)
+    net, batch, outcome = measured(settings, target, packs)
+    assert isinstance(net, Eagle3Net)
+    assert isinstance(batch, EagleBatch)
+    labels = batch.labels
+    num_blocks = labels.anchors.shape[1]
+    for pack, block in [(0, 0), (1, 5)]:
+        seen = torch.cat((labels.context[pack, block].nonzero().flatten(), torch.tensor([-1])))
+        seen[-1] = seen[-2] + 1  # the anchor itself
+        tokens, positions = packs.tokens[pack, seen[1:]], packs.positions[pack, seen[:-1]]
+        hidden = net.fuse(packs.taps[pack, seen[:-1]])
+        for depth in range(settings.net.max_draft_len):
+            num_rows = len(tokens)
+            whole = net.extend(
+                tokens.view(1, 1, -1),
+                hidden.view(1, 1, num_rows, -1),
+                positions.view(1, 1, -1),
+                empty_context(net.hparams.body, 1, 1),
+                (),
+                torch.ones(num_rows, num_rows, dtype=torch.bool).tril(),
+            )
+            if labels.is_valid[pack, block, depth]:
+                logits = net.head(whole.normed[0, 0, -1])
+                expected = overlap_of(net, logits, labels, (pack, block, depth))
+                given = float(outcome.results.overlap[pack * num_blocks + block, depth])
+                assert given == pytest.approx(expected, abs=2e-3)
+            tokens = torch.cat((tokens, labels.labels[pack, block, depth : depth + 1]))
+            positions = torch.cat((positions, positions[-1:] + 1))
+            hidden = torch.cat((hidden, whole.hidden[0, 0, -1:]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_lowers_the_loss_and_raises_acceptance(
+    family: Family, target: TrainingTarget, tmp_path: Path
+) -> None:
+    settings = tiny_settings(family, num_steps=30)
+    dataset = write_dataset(tmp_path / "data", target, counting_answers(12))
+    trainer = trainer_of(settings, target, dataset)
+    packs = arrange(cut_answers(dataset.answers, range(12), PACK_LEN), PACK_LEN, 1)
+    before, after = empty_tally(settings), empty_tally(settings)
+
+    loss_before = trainer.measure(packs, before)
+    for step in range(30):
+        trainer.step(step, packs, empty_tally(settings))
+    loss_after = trainer.measure(packs, after)
+
+    assert loss_after < 0.9 * loss_before
+    assert after.sampled_length() > before.sampled_length()
+
+
+@pytest.mark.parametrize("family", ["dspark", "dflash2"])
+def test_recomputing_layers_changes_no_gradient(
+    family: Family, target: TrainingTarget, tmp_path: Path
+) -> None:
+    settings = tiny_settings(family)
+    packs = packs_of(target, tmp_path, settings)
+    gradients = []
+    for recomputes in (False, True):
+        fit = settings.fit.model_copy(update={"recomputes": recomputes})
+        chosen = settings.model_copy(update={"fit": fit})
+        net = tiny_net(chosen, target)
+        objective = objective_of(chosen, net)
+        batch = objective.prepare(packs, range(len(packs.tokens)))
+        objective.measure(net.copy_in(torch.float32), batch, 1.0).loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        gradients.append([p.grad for p in net.trained().values()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert plain is not None
+        assert recomputed is not None
+        torch.testing.assert_close(plain, recomputed)
