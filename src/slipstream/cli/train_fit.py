@@ -68,21 +68,12 @@ def fit(
     With torchrun before it, the processes share each step's packs.
     """
     effective = load(config, settings, {"model.source": model})
-    from slipstream.cli.train_run import FitOptions, run_fit
+    from slipstream.cli.train_run import FitOptions, NetOptions, RunFiles, run_fit
 
+    sizes = (layers, draft_len, draft_vocab, intermediate, markov_rank)
     options = FitOptions(
-        data=data,
-        out=out,
-        cache=cache,
-        family=family,
-        num_layers=layers,
-        taps=taps,
-        draft_len=draft_len,
-        draft_vocab=draft_vocab,
-        intermediate=intermediate,
-        markov_rank=markov_rank,
-        mask_token=mask_token,
-        train_head=train_head,
+        files=RunFiles(data, out, cache),
+        net=NetOptions(family, taps, mask_token, train_head, *sizes),
         epochs=epochs,
         num_steps=steps,
         learning_rate=learning_rate,

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from slipstream.cli.training import choose_taps, provenance_of
 from slipstream.clock import SystemClock
 from slipstream.errors import ConfigError
-from slipstream.training.dataset import Dataset, open_dataset
+from slipstream.training.dataset import Dataset, Split, open_dataset
 from slipstream.training.draft_vocab import select_draft_tokens, unused_token
 from slipstream.training.fit import Intervals, Reporting, fit
 from slipstream.training.objectives import objective_of
@@ -52,6 +52,30 @@ _RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Folders of a run: answers, what is made, and features; None asks the target for them."""
+
+    data: Path
+    out: Path
+    cache: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class NetOptions:
+    """Flags that become `NetSettings`; None is not given."""
+
+    family: str
+    taps: str | None
+    mask_token: int | None
+    train_head: bool | None
+    num_layers: int | None
+    draft_len: int
+    draft_vocab: int
+    intermediate: int | None
+    markov_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class FitOptions:
     """The flags of the command; None is not given.
 
@@ -59,18 +83,8 @@ class FitOptions:
         course: Fields of `FitSettings` that are flags of their own.
     """
 
-    data: Path
-    out: Path
-    cache: Path | None
-    family: str
-    num_layers: int | None
-    taps: str | None
-    draft_len: int
-    draft_vocab: int
-    intermediate: int | None
-    markov_rank: int
-    mask_token: int | None
-    train_head: bool | None
+    files: RunFiles
+    net: NetOptions
     epochs: float
     num_steps: int | None
     learning_rate: float | None
@@ -82,21 +96,21 @@ class FitOptions:
 def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     """Train, and write the drafter, its provenance and a picture of the run."""
     console = Console()
-    dataset = open_dataset(options.data, target.identity)
+    dataset = open_dataset(options.files.data, target.identity)
     settings = choose_settings(target, dataset, options)
     pieces = _pieces(dataset, "train", settings.fit)
     workers = _workers()
-    folder = RunFolder(options.out)
+    folder = RunFolder(options.files.out)
     record = RunRecord(
         target=target.identity, dataset_sha256=dataset.manifest.sha256, settings=settings
     )
     folder.begin(record)
     eos = target.loaded.tokenizer.eos_token_ids
     token_ids = select_draft_tokens(
-        dataset.of_side("train"), target.identity.vocab_size, options.draft_vocab, eos
+        dataset.of_side("train"), target.identity.vocab_size, options.net.draft_vocab, eos
     )
     write_draft_tokens(folder, token_ids)
-    source = open_source(target, dataset, settings.net.tap_layer_ids, options.cache)
+    source = open_source(target, dataset, settings.net.tap_layer_ids, options.files.cache)
     net = start_net(settings, target, token_ids)
     trainer = Trainer(
         net, objective_of(settings, net), settings.fit, source, dataset.answers, workers
@@ -116,10 +130,10 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     if workers.rank != 0:
         return
     story = tell_story(record, progress, provenance)
-    write_json(options.out / PROVENANCE_FILE, story)
-    run = restore_run(options.out, target)
-    export_run(run, target, options.out / DRAFT_FOLDER, "slipstream", torch.bfloat16, story)
-    console.print(f"the drafter is in {options.out / DRAFT_FOLDER}")
+    write_json(options.files.out / PROVENANCE_FILE, story)
+    run = restore_run(options.files.out, target)
+    export_run(run, target, options.files.out / DRAFT_FOLDER, "slipstream", torch.bfloat16, story)
+    console.print(f"the drafter is in {options.files.out / DRAFT_FOLDER}")
 
 
 def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> RunSettings:
@@ -128,47 +142,49 @@ def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOption
     Raises:
         ConfigError: A flag's value cannot be used.
     """
-    hparams = target.loaded.model.hparams
-    if options.family not in get_args(Family):
-        raise ConfigError(
-            f'--family must be one of {", ".join(get_args(Family))}, got "{options.family}"'
-        )
-    mask = options.mask_token
-    if mask is None:
-        mask = unused_token(dataset.answers, target.identity.vocab_size)
-    is_eagle = options.family == "eagle3"
+    family = options.net.family
+    if family not in get_args(Family):
+        raise ConfigError(f'--family must be one of {", ".join(get_args(Family))}, got "{family}"')
     try:
-        net = NetSettings.model_validate(
-            {
-                "family": options.family,
-                "num_layers": options.num_layers or (1 if is_eagle else 2),
-                "tap_layer_ids": choose_taps(options.taps, options.cache, hparams.num_layers),
-                "max_draft_len": options.draft_len,
-                "draft_vocab_size": min(options.draft_vocab, hparams.vocab_size),
-                "intermediate_size": options.intermediate or hparams.intermediate_size,
-                "mask_token_id": mask,
-                "trains_head": is_eagle if options.train_head is None else options.train_head,
-                "markov_rank": options.markov_rank,
-            }
-        )
-        course = {
-            "learning_rate": options.learning_rate or _RATES.get(options.family, _RATE),
-            **options.course,
-        }
-        fit_settings = FitSettings.model_validate({"num_steps": options.num_steps or 1, **course})
+        net = _choose_net(target, dataset, options)
+        rate = options.learning_rate or _RATES.get(family, _RATE)
+        fields = {"num_steps": options.num_steps or 1, "learning_rate": rate, **options.course}
+        course = FitSettings.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
-            f"{first['loc'][0]} cannot be {first['input']}: {first['msg']}"
+            f"{first['loc'][0]} cannot be {first['input']}: {first['msg']}",
+            hint="see `slipstream train fit --help`",
         ) from error
     if options.num_steps is None:
-        packs = arrange(_pieces(dataset, "train", fit_settings), fit_settings.pack_len, 0)
-        num_steps = max(1, math.ceil(options.epochs * len(packs) / fit_settings.step_packs))
-        fit_settings = fit_settings.model_copy(update={"num_steps": num_steps})
-    return RunSettings(net=net, losses=default_losses(net.family), fit=fit_settings)
+        packs = arrange(_pieces(dataset, "train", course), course.pack_len, 0)
+        num_steps = max(1, math.ceil(options.epochs * len(packs) / course.step_packs))
+        course = course.model_copy(update={"num_steps": num_steps})
+    return RunSettings(net=net, losses=default_losses(net.family), fit=course)
 
 
-def _pieces(dataset: Dataset, side: Any, settings: FitSettings) -> list[Piece]:
+def _choose_net(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> NetSettings:
+    flags, hparams = options.net, target.loaded.model.hparams
+    mask = flags.mask_token
+    if mask is None:
+        mask = unused_token(dataset.answers, hparams.vocab_size)
+    is_eagle = flags.family == "eagle3"
+    return NetSettings.model_validate(
+        {
+            "family": flags.family,
+            "num_layers": flags.num_layers or (1 if is_eagle else 2),
+            "tap_layer_ids": choose_taps(flags.taps, options.files.cache, hparams.num_layers),
+            "max_draft_len": flags.draft_len,
+            "draft_vocab_size": min(flags.draft_vocab, hparams.vocab_size),
+            "intermediate_size": flags.intermediate or hparams.intermediate_size,
+            "mask_token_id": mask,
+            "trains_head": is_eagle if flags.train_head is None else flags.train_head,
+            "markov_rank": flags.markov_rank,
+        }
+    )
+
+
+def _pieces(dataset: Dataset, side: Split, settings: FitSettings) -> list[Piece]:
     return cut_answers(dataset.answers, dataset.indices(side), settings.pack_len)
 
 
@@ -197,7 +213,7 @@ def _reporting(
         yield Reporting(
             _intervals(options.checkpoint_every),
             _on_step(bar, task),
-            _on_score(options.out / PLOT_FILE, title, console),
+            _on_score(options.files.out / PLOT_FILE, title, console),
             SystemClock(),
         )
 

@@ -149,24 +149,21 @@ class LLM:
             RequestError: The first request that failed; the others are cancelled.
         """
         options = speculation or SpeculationOptions()
-        of_each = _params_of_each(params, len(prompts))
+        of_all = [params or SamplingParams()] * len(prompts)
+        of_each = params if isinstance(params, Sequence) else of_all
         submits = [
             self._submit(prompt, of_prompt, n, options, cache_salt)
             for prompt, of_prompt in zip(prompts, of_each, strict=True)
         ]
         indices = {item.request_id: index for index, item in enumerate(submits)}
-        open_choices = dict.fromkeys(indices, n)
-        generations: dict[str, Generation] = {}
+        generations = [
+            Generation(item.prompt, choices=[Choice() for _ in range(n)]) for item in submits
+        ]
         for event in self._events(submits):
-            name = event.request_id
-            if name not in generations:
-                prompt = submits[indices[name]].prompt
-                generations[name] = Generation(prompt, choices=[Choice() for _ in range(n)])
-            _collect(generations[name], event)
-            if isinstance(event, Tokens) and event.finish_reason is not None:
-                open_choices[name] -= 1
-                if open_choices[name] == 0:
-                    yield indices[name], generations.pop(name)
+            index = indices[event.request_id]
+            _collect(generations[index], event)
+            if all(choice.finish_reason for choice in generations[index].choices):
+                yield index, generations[index]
 
     def stream(
         self,
@@ -275,14 +272,6 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # the test above shows it is one prompt
     return list(prompts)  # type: ignore[arg-type]  # and here that it is several
-
-
-def _params_of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    return params
 
 
 def _collect(generation: Generation, event: PromptDone | Tokens) -> None:

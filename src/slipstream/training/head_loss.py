@@ -78,7 +78,7 @@ def head_loss(
         matrices: [draft_vocab, in] each.
     """
     arguments = (targets, scales, len(inputs), *inputs, *matrices)
-    loss, overlap, best = _HeadLoss.apply(*arguments)
+    loss, overlap, best = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's
     return HeadLoss(loss, overlap, best)
 
 

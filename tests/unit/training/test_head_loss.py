@@ -71,9 +71,10 @@ def test_a_frozen_matrix_gets_no_gradient() -> None:
     hidden = torch.randn(ROWS, WIDTH, generator=generator, requires_grad=True)
     matrix = torch.randn(VOCAB, WIDTH, generator=generator)
 
-    head_loss([hidden], [matrix], targets_of(generator), SCALES["all"]).loss.backward()
+    loss = head_loss([hidden], [matrix], targets_of(generator), SCALES["all"]).loss
+    (gradient,) = torch.autograd.grad(loss, [hidden])
 
-    assert hidden.grad is not None
+    assert bool(gradient.abs().sum() > 0)
     assert matrix.grad is None
 
 

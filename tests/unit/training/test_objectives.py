@@ -141,14 +141,14 @@ def test_an_unrolled_eagle_step_drafts_as_it_would_alone(
 def test_training_lowers_the_loss_and_raises_acceptance(
     family: Family, target: TrainingTarget, tmp_path: Path
 ) -> None:
-    settings = tiny_settings(family, num_steps=30)
+    settings = tiny_settings(family, num_steps=16)
     dataset = write_dataset(tmp_path / "data", target, counting_answers(12))
     trainer = trainer_of(settings, target, dataset)
     packs = arrange(cut_answers(dataset.answers, range(12), PACK_LEN), PACK_LEN, 1)
     before, after = empty_tally(settings), empty_tally(settings)
 
     loss_before = trainer.measure(packs, before)
-    for step in range(30):
+    for step in range(16):
         trainer.step(step, packs, empty_tally(settings))
     loss_after = trainer.measure(packs, after)
 

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.errors import CapacityError, ChecksumError, WeightsError
+from slipstream.training.cache import build_cache, estimate_bytes
+from slipstream.training.dataset import Dataset, open_dataset
+from slipstream.training.session import TrainingTarget, open_source
+from slipstream.training.shards import read_cache_manifest
+from slipstream.training.target import TargetReader, read_ends
+from tests.support.training import counting_answers, tiny_target, write_dataset
+
+SHARD_BYTES = 20_000
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> TrainingTarget:
+    return tiny_target(tmp_path)
+
+
+@pytest.fixture
+def dataset(target: TrainingTarget, tmp_path: Path) -> Dataset:
+    return write_dataset(tmp_path / "data", target, counting_answers(12))
+
+
+def reader_of(target: TrainingTarget) -> TargetReader:
+    return TargetReader(target.loaded, (0, 1), 8, 64)
+
+
+def build(path: Path, target: TrainingTarget, dataset: Dataset) -> list[int]:
+    told: list[int] = []
+    build_cache(path, dataset, reader_of(target), told.append, SHARD_BYTES)
+    return told
+
+
+def test_features_do_not_depend_on_what_is_read_together(
+    target: TrainingTarget, dataset: Dataset
+) -> None:
+    reader = reader_of(target)
+    together = list(reader.read(dataset.answers))
+    for answer, features in zip(dataset.answers, together, strict=True):
+        (alone,) = reader.read([answer])
+        assert torch.equal(alone.taps, features.taps)
+        assert torch.equal(alone.top_ids, features.top_ids)
+        assert len(features.taps) == len(answer.prompt_ids) + len(answer.response_ids)
+
+
+def test_likeliest_tokens_are_those_of_the_head_behind_the_last_tap(
+    target: TrainingTarget, dataset: Dataset
+) -> None:
+    answer = dataset.answers[0]
+    (features,) = reader_of(target).read([answer])
+    last = features.taps[len(answer.prompt_ids) - 1 : -1, 32:].float()  # tap 1 of two layers
+    normed = target.loaded.model.final_norm(last)
+    logprobs = torch.log_softmax(normed @ read_ends(target.loaded).vocabulary.float().T, -1)
+    expected = logprobs.gather(1, features.top_ids.long())
+    torch.testing.assert_close(features.top_logprobs.float(), expected, rtol=0.05, atol=0.1)
+
+
+def test_a_cache_gives_what_the_target_says(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    build(tmp_path / "cache", target, dataset)
+    manifest = read_cache_manifest(tmp_path / "cache")
+    assert len(manifest.shards) > 2
+    total = sum(shard.num_bytes for shard in manifest.shards)
+    assert total == estimate_bytes(dataset, reader_of(target))
+    cached = open_source(target, dataset, (0, 1), tmp_path / "cache").features([7, 2])
+    for index, features in zip((7, 2), cached, strict=True):
+        (expected,) = reader_of(target).read([dataset.answers[index]])
+        assert torch.equal(features.taps, expected.taps)
+        assert torch.equal(features.top_ids, expected.top_ids)
+        assert torch.equal(features.top_logprobs, expected.top_logprobs)
+
+
+def test_an_interrupted_cache_keeps_its_whole_shards(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "cache"
+    build(path, target, dataset)
+    shards = read_cache_manifest(path).shards
+    kept, damaged = path / shards[0].name, path / shards[1].name
+    content, changed_at = damaged.read_bytes(), kept.stat().st_mtime_ns
+    damaged.write_bytes(content[:-3])
+    with pytest.raises(ChecksumError, match=rf"{damaged.name} has \d+ bytes of \d+"):
+        open_source(target, dataset, (0, 1), path)
+
+    build(path, target, dataset)
+
+    assert damaged.read_bytes() == content
+    assert kept.stat().st_mtime_ns == changed_at
+
+
+def test_a_changed_shard_is_refused_by_name(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    build(tmp_path / "cache", target, dataset)
+    name = read_cache_manifest(tmp_path / "cache").shards[-1].name
+    content = bytearray((tmp_path / "cache" / name).read_bytes())
+    content[5] ^= 1
+    (tmp_path / "cache" / name).write_bytes(content)
+    with pytest.raises(ChecksumError, match=f"content of .*{name} has changed"):
+        open_source(target, dataset, (0, 1), tmp_path / "cache")
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(CapacityError, match=r"needs \d\.\d MB more, but .* has 0\.0 MB free"):
+        build(tmp_path / "cache", target, dataset)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_other_taps_than_those_of_the_cache_are_refused(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    build(tmp_path / "cache", target, dataset)
+    with pytest.raises(WeightsError, match="holds taps of layers 0, 1, but the net reads 1"):
+        open_source(target, dataset, (1,), tmp_path / "cache")
+
+
+def test_answers_and_states_of_another_target_are_refused_by_name(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    build(tmp_path / "cache", target, dataset)
+    other = tiny_target(tmp_path, seed=2)
+    with pytest.raises(
+        WeightsError, match=r"were made for target target-1 .* target is\s+target-2"
+    ):
+        open_dataset(dataset.path, other.identity)
+    with pytest.raises(WeightsError, match="target-1"):
+        open_source(other, dataset, (0, 1), tmp_path / "cache")

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.errors import ConfigError, WeightsError
+from slipstream.training.dataset import Dataset
+from slipstream.training.fit import fit
+from slipstream.training.packing import arrange, cut_answers
+from slipstream.training.plot import write_plot
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord
+from slipstream.training.schedule import PackStream, learning_rate
+from slipstream.training.session import TrainingTarget
+from slipstream.training.settings import Family, RunSettings
+from slipstream.training.trainer import Trainer
+from tests.support.training import (
+    PACK_LEN,
+    QuietReporting,
+    counting_answers,
+    empty_tally,
+    tiny_settings,
+    tiny_target,
+    trainer_of,
+    write_dataset,
+)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> TrainingTarget:
+    return tiny_target(tmp_path)
+
+
+@pytest.fixture
+def dataset(target: TrainingTarget, tmp_path: Path) -> Dataset:
+    return write_dataset(tmp_path / "data", target, counting_answers(12))
+
+
+def run(
+    trainer: Trainer,
+    settings: RunSettings,
+    dataset: Dataset,
+    folder: Path,
+    dies_after: int | None = None,
+) -> Progress:
+    return fit(
+        trainer,
+        settings,
+        cut_answers(dataset.answers, dataset.indices("train"), PACK_LEN),
+        arrange(cut_answers(dataset.answers, dataset.indices("validation"), PACK_LEN), PACK_LEN, 0),
+        RunFolder(folder),
+        QuietReporting(dies_after).reporting(),
+    )
+
+
+@pytest.mark.parametrize("family", ["dspark", "eagle3"])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    family: Family, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny_settings(family, dtype="bfloat16")
+    whole = trainer_of(settings, target, dataset)
+    of_whole = run(whole, settings, dataset, tmp_path / "whole")
+
+    killed = trainer_of(settings, target, dataset)
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, settings, dataset, tmp_path / "killed", dies_after=3)
+    resumed = trainer_of(settings, target, dataset)
+    of_resumed = run(resumed, settings, dataset, tmp_path / "killed")
+
+    assert of_resumed.history == of_whole.history
+    assert of_resumed.num_tokens == of_whole.num_tokens
+    expected = whole.state()
+    for name, tensor in resumed.state().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_finished_run_is_not_trained_further(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny_settings("dspark", num_steps=2)
+    first = trainer_of(settings, target, dataset)
+    run(first, settings, dataset, tmp_path / "run")
+    again = trainer_of(settings, target, dataset)
+    progress = run(again, settings, dataset, tmp_path / "run")
+    assert progress.step == 2
+    assert torch.equal(first.state()["parameter/fc.weight"], again.state()["parameter/fc.weight"])
+
+
+def test_a_truncated_checkpoint_is_refused_by_name(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny_settings("dspark", num_steps=2)
+    run(trainer_of(settings, target, dataset), settings, dataset, tmp_path / "run")
+    file = tmp_path / "run/checkpoints/step-0000002/tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="step-0000002 is damaged"):
+        RunFolder(tmp_path / "run").newest()
+
+
+def test_another_runs_settings_are_refused_by_name(target: TrainingTarget, tmp_path: Path) -> None:
+    settings = tiny_settings("dspark")
+    folder = RunFolder(tmp_path / "run")
+    record = RunRecord(target=target.identity, dataset_sha256="0", settings=settings)
+    folder.begin(record)
+    folder.begin(record)
+    changed = tiny_settings("dspark", learning_rate=0.5)
+    with pytest.raises(ConfigError, match=r"settings\.fit\.learning_rate \(0\.01 there, 0\.5 now"):
+        folder.begin(record.model_copy(update={"settings": changed}))
+
+
+def test_a_dataset_without_answers_to_train_on_is_refused(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny_settings("dspark")
+    trainer = trainer_of(settings, target, dataset)
+    with pytest.raises(ConfigError, match="no answer to train on"):
+        fit(trainer, settings, [], [], RunFolder(tmp_path / "run"), QuietReporting().reporting())
+
+
+class ThreadWorkers:
+    """Two trainers in two threads of this process that wait for each other."""
+
+    count = 2
+
+    def __init__(self, rank: int, others: list[list[Tensor]], barrier: threading.Barrier) -> None:
+        self.rank = rank
+        self._all = others
+        self._barrier = barrier
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        mine = list(tensors)
+        self._all[self.rank] = [tensor.clone() for tensor in mine]
+        self._barrier.wait(timeout=60)
+        for index, tensor in enumerate(mine):
+            tensor.copy_(self._all[0][index] + self._all[1][index])
+        self._barrier.wait(timeout=60)
+
+
+def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Dataset) -> None:
+    settings = tiny_settings("dspark", pass_packs=1)
+    packs = arrange(cut_answers(dataset.answers, range(12), PACK_LEN), PACK_LEN, 1)[:4]
+    alone = trainer_of(settings, target, dataset)
+    report = alone.step(0, packs, empty_tally(settings))
+
+    barrier = threading.Barrier(2)
+    shared: list[list[Tensor]] = [[], []]
+    pair = [
+        trainer_of(settings, target, dataset, ThreadWorkers(rank, shared, barrier))
+        for rank in range(2)
+    ]
+    losses: dict[int, float] = {}
+
+    def work(rank: int) -> None:
+        losses[rank] = pair[rank].step(0, packs, empty_tally(settings)).loss
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert losses[0] == losses[1] == pytest.approx(report.loss, rel=1e-5)
+    moments = "exp_avg/layers.0.mlp.down_proj.weight"
+    expected = alone.state()[moments]
+    for trainer in pair:
+        torch.testing.assert_close(trainer.state()[moments], expected, rtol=1e-3, atol=1e-7)
+
+
+def test_every_epoch_reads_each_answer_once_in_another_order() -> None:
+    pieces = cut_answers(counting_answers(20), range(20), PACK_LEN)
+    settings = tiny_settings("dspark", step_packs=1).fit
+    num_packs = len(arrange(pieces, PACK_LEN, 0))
+    stream = PackStream(pieces, settings)
+    seen = [
+        piece.index for step in range(num_packs) for pack in stream.of_step(step) for piece in pack
+    ]
+    assert len(seen) >= 19
+    assert len(set(seen[:15])) == 15
+    assert stream.of_step(0) == PackStream(pieces, settings).of_step(0)
+
+
+def test_the_learning_rate_rises_then_falls() -> None:
+    settings = tiny_settings("dspark", num_steps=100, warmup_share=0.1, final_share=0.1).fit
+    rates = [learning_rate(settings, step) for step in range(100)]
+    assert rates.index(max(rates)) in (9, 10)
+    assert max(rates) == settings.learning_rate
+    assert rates[-1] == pytest.approx(0.1 * settings.learning_rate, rel=0.05)
+
+
+def test_a_run_becomes_a_picture(target: TrainingTarget, dataset: Dataset, tmp_path: Path) -> None:
+    settings = tiny_settings("dspark", num_steps=2)
+    progress = run(trainer_of(settings, target, dataset), settings, dataset, tmp_path / "run")
+    write_plot(progress.history, "a title", tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.errors import WeightsError
+from slipstream.models.drafts.load import describe_checkpoint, load_draft
+from slipstream.training.calibrate import calibrate
+from slipstream.training.evaluate import evaluate, measured
+from slipstream.training.objective import RowResults
+from slipstream.training.objectives import objective_of
+from slipstream.training.publish import Layout, export_run, tell_story
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord
+from slipstream.training.session import (
+    RestoredRun,
+    TrainingTarget,
+    open_source,
+    restore_run,
+    write_draft_tokens,
+)
+from slipstream.training.settings import Family
+from slipstream.weights.open import open_checkpoint
+from tests.support.training import (
+    FAMILIES,
+    counting_answers,
+    known_tokens,
+    tiny_settings,
+    tiny_target,
+    trainer_of,
+    write_dataset,
+)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> TrainingTarget:
+    return tiny_target(tmp_path)
+
+
+def saved_run(family: Family, target: TrainingTarget, path: Path) -> RestoredRun:
+    """A run of no steps, saved and read again."""
+    settings = tiny_settings(family)
+    dataset = write_dataset(path / "data", target, counting_answers(12), share=0.5)
+    folder = RunFolder(path / "run")
+    sha256 = dataset.manifest.sha256
+    folder.begin(RunRecord(target=target.identity, dataset_sha256=sha256, settings=settings))
+    write_draft_tokens(folder, known_tokens(settings))
+    with pytest.raises(WeightsError, match="no checkpoint yet"):
+        restore_run(path / "run", target)
+    folder.save(Progress(), trainer_of(settings, target, dataset).state())
+    return restore_run(path / "run", target)
+
+
+@pytest.mark.parametrize("layout", ["slipstream", "speculators"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_drafter_loads_as_the_net_that_was_trained(
+    family: Family, layout: Layout, target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run(family, target, tmp_path)
+    story = tell_story(run.record, run.progress, {"command": "test"})
+    export_run(run, target, tmp_path / "draft", layout, torch.float32, story)
+
+    checkpoint = open_checkpoint(tmp_path / "draft")
+    described = describe_checkpoint(checkpoint)
+    assert described is not None
+    assert described.layout.family == family
+    net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
+
+    assert net.hparams == run.net.hparams
+    assert net.draft_token_ids is not None
+    assert torch.equal(net.draft_token_ids, run.net.token_ids)  # type: ignore[arg-type]  # reduced
+    for name, parameter in run.net.parameters.items():
+        assert torch.equal(net.parameters[name], parameter), name
+    told = json.loads((tmp_path / "draft/provenance.json").read_text())
+    assert told["run"]["dataset_sha256"] == run.record.dataset_sha256
+    assert told["provenance"] == {"command": "test"}
+
+
+def test_a_run_of_another_target_is_refused_by_name(target: TrainingTarget, tmp_path: Path) -> None:
+    saved_run("dspark", target, tmp_path)
+    with pytest.raises(WeightsError, match="were made for target target-1"):
+        restore_run(tmp_path / "run", tiny_target(tmp_path, seed=2))
+
+
+def test_evaluation_tells_categories_and_temperatures_apart(
+    target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run("dspark", target, tmp_path)
+    answers = counting_answers(12)
+    dataset = write_dataset(tmp_path / "more", target, answers)
+    settings = run.record.settings
+    source = open_source(target, dataset, settings.net.tap_layer_ids, None)
+    objective = objective_of(settings, run.net)
+    rows = evaluate(run.net, objective, settings.fit, source, answers, range(12), 3)
+    assert [row.label for row in rows] == ["all, T = 0", "all, T > 0", "even", "odd"]
+    assert rows[0].num_answers == 6
+    for row in rows:
+        assert 1.0 <= row.sampled_length <= 4.0
+        assert list(row.greedy_shares) == sorted(row.greedy_shares, reverse=True)
+    results = list(measured(run.net, objective, settings.fit, source, answers, range(12)))
+    assert len(calibrate(results).temperatures) == 3
+
+
+def test_calibration_finds_the_temperature_that_was_wrong() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(4000, 2, generator=generator)
+    results = RowResults(
+        overlap=torch.sigmoid(truth),
+        is_hit=torch.ones(4000, 2, dtype=torch.bool),
+        is_valid=torch.ones(4000, 2, dtype=torch.bool),
+        confidence=truth * 2.5,
+    )
+    calibration = calibrate([results])
+    assert calibration.temperatures == pytest.approx((2.5, 2.5), rel=0.15)
+    for before, after in zip(calibration.errors_before, calibration.errors_after, strict=True):
+        assert after < 0.3 * before
+
+
+def test_a_drafter_without_confidence_cannot_be_calibrated() -> None:
+    nothing = torch.ones(1, 2)
+    with pytest.raises(WeightsError, match="no confidence head"):
+        calibrate([RowResults(nothing, nothing.bool(), nothing.bool())])
