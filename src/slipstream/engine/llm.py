@@ -149,11 +149,11 @@ class LLM:
             RequestError: The first request that failed; the others are cancelled.
         """
         options = speculation or SpeculationOptions()
-        of_all = [params or SamplingParams()] * len(prompts)
-        of_each = params if isinstance(params, Sequence) else of_all
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
         submits = [
             self._submit(prompt, of_prompt, n, options, cache_salt)
-            for prompt, of_prompt in zip(prompts, of_each, strict=True)
+            for prompt, of_prompt in zip(prompts, params, strict=True)
         ]
         indices = {item.request_id: index for index, item in enumerate(submits)}
         generations = [

@@ -20,6 +20,7 @@ from slipstream.models.drafts.initial import initial_parameters
 from slipstream.models.drafts.load import AnyDraftNet, net_class_of
 from slipstream.models.drafts.parts import StoredEnds
 from slipstream.models.hparams import Hparams, LayerParams, RotaryParams
+from slipstream.training.attention import attend_bfloat16
 from slipstream.training.settings import NetSettings
 
 HEAD = "lm_head.weight"
@@ -47,12 +48,13 @@ class TrainedNet:
         return {name: p for name, p in sorted(self.parameters.items()) if p.requires_grad}
 
     def copy_in(self, dtype: torch.dtype) -> AnyDraftNet:
-        """A net to run, its matrices rounded to `dtype`; gradients reach the parameters."""
+        """A net to run, its products in `dtype`; gradients reach the parameters."""
         rounded = {
             name: p if name.endswith(_KEPT) else p.to(dtype) for name, p in self.parameters.items()
         }
         net_class = net_class_of(self.hparams)
-        return net_class(self.hparams, rounded, self.ends, self.token_ids)
+        attention = attend_bfloat16 if dtype == torch.bfloat16 else None
+        return net_class(self.hparams, rounded, self.ends, self.token_ids, attention=attention)
 
 
 def new_net(

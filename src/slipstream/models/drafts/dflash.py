@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.models.drafts.hparams import DFlashHparams
 from slipstream.models.drafts.net import DraftNet
-from slipstream.models.drafts.parts import Context, LayerKv, attend, gated_mlp
+from slipstream.models.drafts.parts import Context, LayerKv, gated_mlp
 
 B = TypeVar("B", bound=DFlashHparams)
 SubLayer = Callable[[Tensor], Tensor]
@@ -119,7 +119,7 @@ class BlockNet(DraftNet[B]):
     ) -> SubLayer:
         def attention(x: Tensor) -> Tensor:
             window = self.hparams.body.layers[index].window
-            mixed = attend(
+            mixed = self.attend(
                 self.queries(index, x, positions),
                 context.layers[index],
                 context.visible_to(positions, window),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.models.drafts.hparams import Eagle3Hparams
 from slipstream.models.drafts.net import DraftNet
-from slipstream.models.drafts.parts import Context, LayerKv, attend, gated_mlp
+from slipstream.models.drafts.parts import Context, LayerKv, gated_mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Eagle3Net(DraftNet[Eagle3Hparams]):
                 normed = self.norm(f"{prefix}.input_layernorm", x)
             rows = self.keys_values(index, normed, positions)
             own = _joined(earlier[index], rows) if earlier else rows
-            mixed = attend(
+            mixed = self.attend(
                 self.queries(index, normed, positions),
                 context.layers[index],
                 context.visible_to(positions, None),

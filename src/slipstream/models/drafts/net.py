@@ -11,11 +11,13 @@ from torch.nn import functional
 
 from slipstream.models.drafts.hparams import DraftHparams
 from slipstream.models.drafts.parts import (
+    Attend,
     DraftRotary,
     LayerKv,
     Products,
     TokenEnds,
     TorchProducts,
+    attend,
     layer_shapes,
     rms_norm,
 )
@@ -36,6 +38,7 @@ class DraftNet(Generic[H]):
         draft_token_ids: [draft_vocab] int64 target id of each token of a reduced vocabulary;
             None where the draft knows all tokens.
         products: How matrices are multiplied; None is plain torch.
+        attention: How rows attend; None is plain torch.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class DraftNet(Generic[H]):
         ends: TokenEnds,
         draft_token_ids: Tensor | None = None,
         products: Products | None = None,
+        attention: Attend | None = None,
     ) -> None:
         self.hparams = hparams
         self.parameters = parameters
         self.ends = ends
         self.draft_token_ids = draft_token_ids
         self.products: Products = products or TorchProducts(parameters)
+        self.attend: Attend = attention or attend
         self._rotary = DraftRotary(hparams.body)
 
     @classmethod

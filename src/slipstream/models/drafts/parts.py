@@ -60,6 +60,21 @@ class Products(Protocol):
         """
 
 
+class Attend(Protocol):
+    """How rows attend; `attend` is exact, a trainer may take a faster one."""
+
+    def __call__(
+        self,
+        queries: Tensor,
+        context: LayerKv,
+        context_visible: Tensor,
+        own: LayerKv,
+        own_visible: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """See `attend`."""
+
+
 class TorchProducts:
     """See `Products`: differentiable, on the parameters as they are now."""
 
