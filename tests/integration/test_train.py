@@ -1,0 +1,94 @@
+"""`slipstream train` from prompts to a drafter that loads, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import main
+from tests.support.tiny_llm import write_tiny_model
+
+
+def run(*arguments: str | Path) -> int:
+    """The command's exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model")
+
+
+def flags(model: Path) -> list[str]:
+    settings = ("model.dtype=float32", "memory.kv_bytes=4MiB", "engine.num_threads=1")
+    return ["--model", str(model)] + [part for text in settings for part in ("--set", text)]
+
+
+def make_data(tmp_path: Path, model: Path) -> Path:
+    lines = [json.dumps({"id": f"p{i}", "prompt": f"tell me about {i}"}) for i in range(12)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    (tmp_path / "protected.jsonl").write_text('{"prompt": "tell me about 3"}')
+    command = ["train", "data", "--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "data"]
+    command += ["--protect", tmp_path / "protected.jsonl", "--max-tokens", "12"]
+    assert run(*command, "--validation-share", "0.4", *flags(model)) == 0
+    return tmp_path / "data"
+
+
+def test_prompts_become_a_drafter(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, cache, out = make_data(tmp_path, model), tmp_path / "cache", tmp_path / "run"
+    manifest = json.loads((data / "manifest.json").read_text())
+    assert manifest["dropped"] == {"repeats an evaluation prompt": 1}
+    assert sum(side["answers"] for side in manifest["splits"].values()) == 11
+
+    of_data = ["--data", data, *flags(model)]
+    assert run("train", "cache", *of_data, "--taps", "0,1", "--out", cache) == 0
+    fit = ["train", "fit", *of_data, "--cache", cache, "--out", out, "--draft-len", "3"]
+    fit += ["--layers", "1", "--draft-vocab", "128", "--markov-rank", "8", "--pack-len", "64"]
+    fit += ["--steps", "4", "--step-packs", "2", "--anchors", "8", "--checkpoint-every", "2"]
+    assert run(*fit) == 0
+    assert run("train", "eval", out, *of_data, "--cache", cache, "--json", tmp_path / "e.json") == 0
+    assert run("train", "calibrate", out, *of_data, "--cache", cache) == 0
+    export = ["train", "export", out, "--layout", "speculators", "--out", tmp_path / "exported"]
+    assert run(*export, *flags(model)) == 0
+    assert run("models", "show", out / "draft", "--target", model) == 0
+
+    assert "dspark" in capsys.readouterr().out.lower()
+    assert (out / "training.png").exists()
+    provenance = json.loads((out / "draft/provenance.json").read_text())
+    assert provenance["run"]["dataset_sha256"] == manifest["sha256"]
+    assert provenance["provenance"]["command"].startswith("slipstream")
+    assert len(json.loads((out / "calibration.json").read_text())["temperatures"]) == 3
+    assert {row["label"] for row in json.loads((tmp_path / "e.json").read_text())} >= {"prompts"}
+
+
+def test_errors_end_with_a_hint(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_data(tmp_path, model)
+    other = write_tiny_model(tmp_path / "other", seed=2)
+    failing = [
+        (["train", "data", "--out", tmp_path / "x"], 2, "nothing to learn from"),
+        (
+            ["train", "fit", "--data", tmp_path, "--out", tmp_path / "x", *flags(model)],
+            1,
+            "no folder",
+        ),
+        (
+            ["train", "fit", "--data", data, "--out", tmp_path / "x", *flags(other)],
+            1,
+            "target model",
+        ),
+        (["train", "eval", tmp_path, "--data", data, *flags(model)], 1, "no training run"),
+    ]
+    for command, status, message in failing:
+        capsys.readouterr()
+        assert run(*command) == status
+        told = capsys.readouterr().err
+        assert message in told
+        assert "hint: " in told
