@@ -10,6 +10,8 @@ import pytest
 from slipstream.cli.main import main
 from tests.support.tiny_llm import write_tiny_model
 
+Arguments = list[str | Path]
+
 
 def run(*arguments: str | Path) -> int:
     """The command's exit status."""
@@ -32,7 +34,14 @@ def make_data(tmp_path: Path, model: Path) -> Path:
     lines = [json.dumps({"id": f"p{i}", "prompt": f"tell me about {i}"}) for i in range(12)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     (tmp_path / "protected.jsonl").write_text('{"prompt": "tell me about 3"}')
-    command = ["train", "data", "--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "data"]
+    command: Arguments = [
+        "train",
+        "data",
+        "--prompts",
+        tmp_path / "prompts.jsonl",
+        "--out",
+        tmp_path / "data",
+    ]
     command += ["--protect", tmp_path / "protected.jsonl", "--max-tokens", "12"]
     assert run(*command, "--validation-share", "0.4", *flags(model)) == 0
     return tmp_path / "data"
@@ -46,15 +55,23 @@ def test_prompts_become_a_drafter(
     assert manifest["dropped"] == {"repeats an evaluation prompt": 1}
     assert sum(side["answers"] for side in manifest["splits"].values()) == 11
 
-    of_data = ["--data", data, *flags(model)]
+    of_data: Arguments = ["--data", data, *flags(model)]
     assert run("train", "cache", *of_data, "--taps", "0,1", "--out", cache) == 0
-    fit = ["train", "fit", *of_data, "--cache", cache, "--out", out, "--draft-len", "3"]
+    fit: Arguments = ["train", "fit", *of_data, "--cache", cache, "--out", out, "--draft-len", "3"]
     fit += ["--layers", "1", "--draft-vocab", "128", "--markov-rank", "8", "--pack-len", "64"]
     fit += ["--steps", "4", "--step-packs", "2", "--anchors", "8", "--checkpoint-every", "2"]
     assert run(*fit) == 0
     assert run("train", "eval", out, *of_data, "--cache", cache, "--json", tmp_path / "e.json") == 0
     assert run("train", "calibrate", out, *of_data, "--cache", cache) == 0
-    export = ["train", "export", out, "--layout", "speculators", "--out", tmp_path / "exported"]
+    export: Arguments = [
+        "train",
+        "export",
+        out,
+        "--layout",
+        "speculators",
+        "--out",
+        tmp_path / "exported",
+    ]
     assert run(*export, *flags(model)) == 0
     assert run("models", "show", out / "draft", "--target", model) == 0
 
@@ -72,7 +89,7 @@ def test_errors_end_with_a_hint(
 ) -> None:
     data = make_data(tmp_path, model)
     other = write_tiny_model(tmp_path / "other", seed=2)
-    failing = [
+    failing: list[tuple[Arguments, int, str]] = [
         (["train", "data", "--out", tmp_path / "x"], 2, "nothing to learn from"),
         (
             ["train", "fit", "--data", tmp_path, "--out", tmp_path / "x", *flags(model)],
