@@ -81,16 +81,19 @@ def _build(folder: Path) -> Path:
 
 
 def _units() -> list[_Unit]:
+    int8 = "linear_int8_vector.cpp"
     vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp")
     plain_units = ("attention_units.cpp", "pack.cpp", "pass.cpp", "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        plain = [_Unit(source, None, ("SL_VARIANT=portable",)) for source in vector_units]
+        plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]
         return [*plain, *(_Unit(source, None) for source in plain_units)]
     v3 = "x86-64-v3"
+    amx_units = ("linear_amx.cpp", "linear_int8_amx.cpp", "attention_amx.cpp")
     return [
-        *(_Unit(source, "sapphirerapids") for source in ("linear_amx.cpp", "attention_amx.cpp")),
+        *(_Unit(source, "sapphirerapids") for source in amx_units),
         *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
-        *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in vector_units),
+        _Unit(int8, "cascadelake", ("SL_VARIANT=vnni",)),  # the least that has AVX-512 VNNI
+        *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in (*vector_units, int8)),
         *(_Unit(source, v3) for source in plain_units),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.structs import (
     ADD_TO_FLOAT32,
     FORMATS,
+    INPUTS,
     TO_BFLOAT16,
     TO_FLOAT32,
     Matrices,
@@ -24,41 +26,56 @@ from slipstream.weights.gguf_blocks import QuantizedTensor
 StoredWeight = Tensor | QuantizedTensor
 """[num_out, num_in]: a tensor (held as bfloat16) or blocks of Q8_0, Q4_0 or Q4_1 (held as such)."""
 
+Activations = Literal["bfloat16", "int8"]
+"""How a row enters a product."""
+
 
 class PackedMatrix:
     """y = x W^T + b for any number of rows; a row's bits do not depend on the others.
 
     Products of bfloat16 are added in float32 by 32 inputs: even inputs in order, odd inputs in
     order, their sum to the total. Of quantised weights the codes are multiplied, which are exact in
-    bfloat16, and a block's sum is scaled (`csrc/linear.hpp`). `matrix_twin` and `block_twin` say
-    the same in torch.
+    bfloat16, and a block's sum is scaled (`csrc/linear.hpp`). `twins.py` says the same in
+    torch.
 
     Args:
         parts: Matrices of equal width, one below the other.
         bias: [num_out] or None.
+        activations: How rows enter products with stored blocks: "int8" rounds each row's 32 inputs
+            of a block to 8 bit (`csrc/linear_int8.hpp`); bfloat16 tensors take
+            bfloat16 always.
     Attributes:
         shape: (num_out, num_in); nbytes: As held.
         formats: Of each product that one call makes.
+        activations: Likewise, how rows enter it.
     """
 
     def __init__(
-        self, library: KernelLibrary, parts: Sequence[StoredWeight], bias: Tensor | None = None
+        self,
+        library: KernelLibrary,
+        parts: Sequence[StoredWeight],
+        bias: Tensor | None = None,
+        activations: Activations = "bfloat16",
     ) -> None:
         self._library = library
         parts = _merged(parts)
-        self._tiles = [_pack(library, part) for part in parts]
         self._bias = None if bias is None else bias.float().contiguous()
         self.shape = (sum(part.shape[0] for part in parts), int(parts[0].shape[1]))
-        self.nbytes = sum(tiles.nbytes for tiles in self._tiles)
         self.formats = tuple(_format_name(part) for part in parts)
+        self.activations: tuple[Activations, ...] = tuple(
+            activations if isinstance(part, QuantizedTensor) else "bfloat16" for part in parts
+        )
         self.matrices = (Matrix * len(parts))()
+        self._tiles: list[Tensor] = []
         first = 0
-        for matrix, part, tiles in zip(self.matrices, parts, self._tiles, strict=True):
-            matrix.tiles = tiles.data_ptr()
+        for matrix, part, inputs in zip(self.matrices, parts, self.activations, strict=True):
             matrix.bias = None if self._bias is None else self._bias[first:].data_ptr()
-            matrix.format = FORMATS[_format_name(part)]
+            matrix.format, matrix.inputs = FORMATS[_format_name(part)], INPUTS[inputs]
             matrix.num_out, matrix.num_in = part.shape
+            self._tiles.append(_pack(library, matrix, part))
+            matrix.tiles = self._tiles[-1].data_ptr()
             first += part.shape[0]
+        self.nbytes = sum(tiles.nbytes for tiles in self._tiles)
 
     def multiply(self, x: Tensor, out: Tensor, *, adds: bool = False) -> Tensor:
         """Multiply rows.
@@ -114,74 +131,6 @@ class PackedMatrix:
         return self.matrices[0]
 
 
-def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:
-    """What `PackedMatrix` computes, in plain torch: the oracle of its tests.
-
-    Args:
-        x: [rows, num_in] bfloat16; weight: [num_out, num_in] bfloat16.
-    Returns: [rows, num_out] float32. Products of two bfloat16 are exact in float32, so a fused
-    multiplication and addition is the same as one after the other.
-    """
-    total = torch.zeros(len(x), len(weight))
-    for link in _links(x, weight).unbind(-1):
-        total += link
-    return total
-
-
-def block_twin(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """What `PackedMatrix` computes of stored blocks, in plain torch: the oracle of its tests.
-
-    Args:
-        x: [rows, num_in] bfloat16; weight: blocks of 32 inputs, as stored.
-    Returns: [rows, num_out] float32; a scale times a sum is added with one rounding.
-    """
-    codes, scales, minima = _parts(weight)
-    links = _links(x, codes)
-    row_sums = _links(x, torch.ones(1, x.shape[1]))
-    total = torch.zeros(len(x), len(codes))
-    for step in range(links.shape[-1]):
-        total = _fused(links[..., step], scales[:, step], total)
-        if minima is not None:
-            total = _fused(row_sums[..., step], minima[:, step], total)
-    return total
-
-
-def _links(x: Tensor, weight: Tensor) -> Tensor:
-    """Sums of products by 32 inputs, [rows, num_out, steps]."""
-    num_steps = -(-x.shape[1] // 32)
-    padding = (0, num_steps * 32 - x.shape[1])
-    rows = torch.nn.functional.pad(x.float(), padding).view(len(x), 1, num_steps, 16, 2)
-    columns = torch.nn.functional.pad(weight.float(), padding).view(1, -1, num_steps, 16, 2)
-    links = torch.zeros(len(x), len(weight), num_steps, 2)
-    for pair in range(16):
-        links += rows[:, :, :, pair] * columns[:, :, :, pair]
-    return links[..., 0] + links[..., 1]
-
-
-def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a b + c, rounded to float32 once (the product of two float32 is exact in float64, and a sum
-    that float64 rounds to a tie of float32 is too rare to be met)."""
-    return (a.double() * b.double() + c.double()).float()
-
-
-def _parts(weight: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes [num_out, num_in], scales [num_out, steps] and minima, likewise, or None."""
-    num_out, num_in = weight.shape
-    has_minima = weight.block.name == "Q4_1"
-    blocks = np.ascontiguousarray(weight.blocks)
-    header = 4 if has_minima else 2
-    halves = blocks[:, :header].copy().view(np.float16).astype(np.float32)
-    scales = torch.from_numpy(halves.reshape(num_out, -1, header // 2))
-    data = blocks[:, header:]
-    if weight.block.name == "Q8_0":
-        codes = data.view(np.int8).astype(np.float32)
-    else:
-        offset = 0 if has_minima else 8
-        codes = np.concatenate((data & 15, data >> 4), 1).astype(np.float32) - offset
-    whole = torch.from_numpy(codes.reshape(num_out, num_in))
-    return whole, scales[..., 0], scales[..., 1] if has_minima else None
-
-
 def can_hold(part: QuantizedTensor) -> bool:
     """Whether the kernels multiply blocks of this format as stored."""
     return part.block.name in FORMATS and part.block.is_quantized
@@ -211,10 +160,9 @@ def _format_name(part: StoredWeight) -> str:
     return part.block.name if isinstance(part, QuantizedTensor) else "BF16"
 
 
-def _pack(library: KernelLibrary, part: StoredWeight) -> Tensor:
-    format_id = FORMATS[_format_name(part)]
-    num_out, num_in = part.shape
-    num_bytes = library.functions.sl_packed_bytes(format_id, num_out, num_in)
+def _pack(library: KernelLibrary, matrix: Matrix, part: StoredWeight) -> Tensor:
+    """Tiles of a matrix whose other fields are set."""
+    num_bytes = library.functions.sl_packed_bytes(matrix.format, matrix.num_out, matrix.num_in)
     tiles = library.weight_memory.take(num_bytes)
     if isinstance(part, QuantizedTensor):
         blocks = np.ascontiguousarray(part.blocks)
@@ -223,10 +171,6 @@ def _pack(library: KernelLibrary, part: StoredWeight) -> Tensor:
         held = part.to(torch.bfloat16).contiguous()
         address = held.data_ptr()
     library.functions.sl_pack(
-        format_id,
-        num_out,
-        num_in,
-        ctypes.c_void_p(address),
-        ctypes.c_void_p(tiles.data_ptr()),
+        ctypes.byref(matrix), ctypes.c_void_p(address), ctypes.c_void_p(tiles.data_ptr())
     )
     return tiles

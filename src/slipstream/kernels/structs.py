@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
+INPUTS = {"bfloat16": 0, "int8": 1}
 TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
 KV_FLOAT32, KV_BFLOAT16, KV_INT8 = 0, 1, 2
 GATES = {"silu": 0, "gelu_tanh": 1}
@@ -39,6 +40,7 @@ class Matrix(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("num_out", ctypes.c_int32),
         ("num_in", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
     )
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from slipstream.attention.row_proof import cancelling_operands
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kernels.matrix import PackedMatrix, block_twin, matrix_twin
-from slipstream.weights.gguf_blocks import BLOCK_FORMATS, QuantizedTensor
+from slipstream.kernels.matrix import PackedMatrix
+from slipstream.kernels.twins import block_twin, matrix_twin
+from tests.support.blocks import random_blocks
 
-_FORMATS = {block.name: block for block in BLOCK_FORMATS.values()}
 _ROW_COUNTS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64)
 
 
@@ -33,17 +32,6 @@ def operands(num_rows: int, num_in: int, num_out: int) -> tuple[Tensor, Tensor]:
 
 def multiply(matrix: PackedMatrix, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return matrix.multiply(x, torch.empty(len(x), matrix.shape[0], dtype=dtype))
-
-
-def random_blocks(name: str, num_out: int, num_in: int) -> QuantizedTensor:
-    block = _FORMATS[name]
-    rng = np.random.default_rng(3)
-    blocks = rng.integers(0, 256, (num_out * num_in // 32, block.num_bytes), dtype=np.uint8)
-    num_scales = 2 if name == "Q4_1" else 1
-    scales = rng.standard_normal((len(blocks), num_scales)).astype(np.float16)
-    scales[::7] = 2**-24  # the smallest half-precision number
-    blocks[:, : 2 * num_scales] = scales.view(np.uint8)
-    return QuantizedTensor(block, (num_out, num_in), blocks)
 
 
 @pytest.mark.parametrize(("num_in", "num_out"), [(64, 16), (576, 80), (100, 37), (33, 5), (1, 1)])

@@ -13,15 +13,17 @@ constexpr int TILE_ROWS = 16;
 
 enum Format : int32_t { BF16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
 enum Isa : int32_t { PORTABLE = 0, AVX512 = 1, AMX = 2 };
+enum InputType : int32_t { BF16_INPUTS = 0, INT8_INPUTS = 1, NUM_INPUTS = 2 };
 enum Store : int32_t { TO_F32 = 0, TO_BF16 = 1, ADD_F32 = 2 };
 
-// A packed matrix: [out tile][in tile], so that a thread reads one stream.
+// A packed matrix: [out tile][in tile], so that a thread reads one stream. Only blocks take 8-bit inputs.
 struct Matrix {
     const uint8_t* tiles;
     const float* bias;  // or null
     int32_t format;
     int32_t num_out;
     int32_t num_in;
+    int32_t inputs;  // how rows enter the product; tiles are packed for it
 };
 
 struct Product {

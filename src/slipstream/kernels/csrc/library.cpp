@@ -48,13 +48,19 @@ thread_local TeamBarrier* team = nullptr;
 
 void* scratch(int which, size_t bytes) { return buffers[which].get(bytes); }
 
-Multiply multiply_for(int isa) {
+Multiply multiply_for(int isa, int inputs) {
 #if defined(__x86_64__)
+    if (inputs == INT8_INPUTS) {
+        if (isa == AMX) return multiply_int8_amx;
+        __builtin_cpu_init();
+        if (isa == AVX512 && __builtin_cpu_supports("avx512vnni")) return multiply_int8_vnni;
+        return multiply_int8_portable;
+    }
     if (isa == AMX) return multiply_amx;
     if (isa == AVX512) return multiply_avx512;
 #endif
     (void)isa;
-    return multiply_portable;
+    return inputs == INT8_INPUTS ? multiply_int8_portable : multiply_portable;
 }
 
 Attend attend_for(int isa, const AttentionShape& shape) {
@@ -86,7 +92,7 @@ SL_EXPORT int sl_best_isa() {
 #if defined(__linux__)
     unsigned a, b, c, d;
     __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-    const bool has_amx = (d >> 22 & 1) && (d >> 24 & 1);
+    const bool has_amx = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);  // bf16, tiles, int8
     __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(1));
     const bool has_bf16 = a >> 5 & 1;
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
@@ -103,9 +109,9 @@ SL_EXPORT int64_t sl_packed_bytes(int format, int num_out, int num_in) {
     return int64_t(ceil_div(num_out, TILE_OUT)) * ceil_div(num_in, TILE_IN) * tile_bytes(format);
 }
 
-SL_EXPORT void sl_pack(int format, int num_out, int num_in, const void* source, void* tiles) {
-    pack_matrix(format, num_out, num_in, static_cast<const uint8_t*>(source),
-                static_cast<uint8_t*>(tiles));
+// Only shape, format and inputs of `matrix` are read.
+SL_EXPORT void sl_pack(const Matrix* matrix, const void* source, void* tiles) {
+    pack_matrix(*matrix, static_cast<const uint8_t*>(source), static_cast<uint8_t*>(tiles));
 }
 
 // Rows of a packed matrix, [count, num_in] float32.
@@ -117,7 +123,6 @@ SL_EXPORT void sl_read_rows(const Matrix* matrix, const int64_t* rows, int count
 
 // `products`: [count], computed one after the other by one team.
 SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int count) {
-    const Multiply multiply = multiply_for(isa);
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
         bytes = std::max(bytes, shared_bytes(products[i].num_rows, products[i].matrix.num_in));
@@ -128,7 +133,8 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
         team = &barrier;
         for (int i = 0; i < count; i++) {
             if (i) team_barrier();  // the shared memory is in use until all are done
-            multiply(products[i], team_thread(), team_size(), shared, team_barrier);
+            multiply_for(isa, products[i].matrix.inputs)(products[i], team_thread(), team_size(), shared,
+                                                         team_barrier);
         }
     }
 }

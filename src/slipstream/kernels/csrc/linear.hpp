@@ -3,7 +3,8 @@
 //   sum = sum + link(x, w)                for bf16 weights w,
 //   sum = fma(scale, link(x, c), sum)     for a block's codes c, exact in bf16; and in Q4_1
 //   sum = fma(minimum, link(x, 1), sum)   after that,
-// in float32, each step rounded to nearest even with subnormals flushed to zero.
+// in float32, each step rounded to nearest even with subnormals flushed to zero. A matrix that takes
+// 8-bit inputs has another order, see linear_int8.hpp.
 #pragma once
 #include "kernels.hpp"
 
@@ -15,6 +16,9 @@ using Barrier = void (*)();
 void multiply_amx(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 void multiply_avx512(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 void multiply_portable(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
+void multiply_int8_amx(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
+void multiply_int8_vnni(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
+void multiply_int8_portable(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 
 inline size_t shared_bytes(int num_rows, int num_in) {
     return size_t(ceil_div(num_rows, TILE_ROWS)) * TILE_ROWS * ceil_div(num_in, TILE_IN) * (TILE_IN + 1) *
@@ -22,7 +26,8 @@ inline size_t shared_bytes(int num_rows, int num_in) {
 }
 
 // Bring stored weights into tiles. `source`: [num_out, num_in] bf16, or GGUF blocks by row.
-void pack_matrix(int format, int num_out, int num_in, const uint8_t* source, uint8_t* tiles);
+// Only shape, format and inputs of `m` are read.
+void pack_matrix(const Matrix& m, const uint8_t* source, uint8_t* tiles);
 
 // One output's weights, [num_in] float32.
 void read_row(const Matrix& m, int row, float* out);

@@ -5,14 +5,12 @@
 #include <immintrin.h>
 
 #include "amx.hpp"
-#include "linear.hpp"
-#include "simd.hpp"
+#include "linear_parts.hpp"
 
 namespace slipstream {
 namespace {
 
 constexpr int TILE = 1024;
-constexpr int PREFETCH = 4096;        // bytes ahead in a stream of weights that are widened
 constexpr int RING = 8;               // widened tiles in flight
 constexpr int WIDEN_AHEAD = 4;        // tiles from widening to product
 
@@ -62,14 +60,6 @@ inline void widen_codes(const uint8_t* tile, uint8_t* wide) {
             _mm512_store_si512(to + 192, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table));
         }
     }
-}
-
-inline void prefetch(const uint8_t* p, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T1);
-}
-
-inline __m512 halves(const uint8_t* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
 
 inline void add_product(const Rows& x, int k, const uint8_t* weights) {
@@ -170,33 +160,6 @@ void multiply_square(const uint8_t* w0, const uint8_t* w1, const uint8_t* x0, co
     _tile_stored(1, sums + 256, 64);
     _tile_stored(2, sums + 512, 64);
     _tile_stored(3, sums + 768, 64);
-}
-
-inline void put(const Product& p, int row, int first_out, __m512 v) {
-    const int left = p.matrix.num_out - first_out;
-    const __mmask16 mask = left >= 16 ? 0xffff : (1 << left) - 1;
-    if (p.matrix.bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, p.matrix.bias + first_out));
-    const int64_t at = row * p.out_stride + first_out;
-    if (p.store == TO_BF16) {
-        const __m256i h = (__m256i)_mm512_cvtneps_pbh(v);
-        _mm256_mask_storeu_epi16(static_cast<uint16_t*>(p.out) + at, mask, h);
-        return;
-    }
-    float* out = static_cast<float*>(p.out) + at;
-    if (p.store == ADD_F32) v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), v);
-    _mm512_mask_storeu_ps(out, mask, v);
-}
-
-// Bring the lines of some rows' sums near, to be written: a product takes as long as a miss.
-inline void prefetch_sums(const Product& p, int first_row, int num_rows, int first_out) {
-    const int left = p.num_rows - first_row, count = left < num_rows ? left : num_rows;
-    for (int m = 0; m < count; m++) {
-        const int64_t at = (first_row + m) * p.out_stride + first_out;
-        if (p.store == TO_BF16)
-            __builtin_prefetch(static_cast<uint16_t*>(p.out) + at, 1);
-        else
-            __builtin_prefetch(static_cast<float*>(p.out) + at, 1);
-    }
 }
 
 // Rows from `first` on, NUM_ROWS of them or all that are left, to left tiles of STEPS steps each; what

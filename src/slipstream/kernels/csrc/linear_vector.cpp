@@ -1,6 +1,5 @@
 // Products on vectors of sixteen outputs; compiled once for AVX-512 and once for any machine.
-#include "linear.hpp"
-#include "simd.hpp"
+#include "linear_parts.hpp"
 
 namespace slipstream {
 namespace {
@@ -29,14 +28,6 @@ void widen_codes(int format, const uint8_t* tile, uint16_t* wide) {
     }
 }
 
-f32x16 halves(const uint8_t* p) {
-    uint16_t h[16];
-    memcpy(h, p, 32);
-    alignas(64) float v[16];
-    for (int n = 0; n < 16; n++) v[n] = half_to_float(h[n]);
-    return load(v);
-}
-
 // The tile's products by row; x: [rows][32 inputs] float32, `x_stride` floats apart.
 template <int NUM_ROWS>
 SL_INLINE void link_tile(const uint16_t* tile, const float* x, size_t x_stride, f32x16* links) {
@@ -53,22 +44,6 @@ SL_INLINE void link_tile(const uint16_t* tile, const float* x, size_t x_stride, 
         }
     }
     for (int m = 0; m < NUM_ROWS; m++) links[m] = even[m] + odd[m];
-}
-
-void put(const Product& p, int row, int first_out, f32x16 sums) {
-    alignas(64) float v[16];
-    store(v, sums);
-    const int left = p.matrix.num_out - first_out, count = left < 16 ? left : 16;
-    if (p.matrix.bias)
-        for (int n = 0; n < count; n++) v[n] += p.matrix.bias[first_out + n];
-    const int64_t at = row * p.out_stride + first_out;
-    if (p.store == TO_BF16) {
-        uint16_t* out = static_cast<uint16_t*>(p.out) + at;
-        for (int n = 0; n < count; n++) out[n] = round_bf16(v[n]);
-    } else {
-        float* out = static_cast<float*>(p.out) + at;
-        for (int n = 0; n < count; n++) out[n] = p.store == ADD_F32 ? out[n] + v[n] : v[n];
-    }
 }
 
 // Rows as the products read them.

@@ -13,17 +13,18 @@ struct Kernels {
     decltype(&normalise_add_portable) normalise_add;
     decltype(&rotate_and_store_portable) rotate_and_store;
     decltype(&gate_portable) gate;
-    Multiply multiply;
+    Multiply multiply[NUM_INPUTS];
 };
 
 Kernels kernels_for(int isa) {
+    const Multiply bf16 = multiply_for(isa, BF16_INPUTS), int8 = multiply_for(isa, INT8_INPUTS);
 #if defined(__x86_64__)
     if (isa != PORTABLE)
         return {normalise_avx512, normalise_add_avx512, rotate_and_store_avx512,
-                gate_avx512,      multiply_for(isa)};
+                gate_avx512,      {bf16, int8}};
 #endif
     return {normalise_portable, normalise_add_portable, rotate_and_store_portable,
-            gate_portable,      multiply_for(isa)};
+            gate_portable,      {bf16, int8}};
 }
 
 struct Member {
@@ -41,8 +42,8 @@ struct Member {
         for (int i = 0; i < m.num_parts; i++) {
             if (i) team_barrier();  // the shared memory is in use until all are done
             const Matrix& part = m.parts[i];
-            kernels.multiply({part, x, out + first, num_in, m.num_out, num_rows, store}, thread,
-                             num_threads, shared, team_barrier);
+            kernels.multiply[part.inputs]({part, x, out + first, num_in, m.num_out, num_rows, store},
+                                          thread, num_threads, shared, team_barrier);
             first += part.num_out;
         }
         team_barrier();

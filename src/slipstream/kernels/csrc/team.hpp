@@ -46,6 +46,7 @@ extern thread_local TeamBarrier* team;
 
 inline void team_barrier() { team->wait(team_size()); }
 
-Multiply multiply_for(int isa);
+// The kernel for matrices whose rows enter as `inputs` (see `InputType`).
+Multiply multiply_for(int isa, int inputs);
 
 }  // namespace slipstream
