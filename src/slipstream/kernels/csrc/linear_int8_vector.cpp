@@ -111,7 +111,7 @@ void multiply_tile(const uint8_t* codes, const int8_t* x, const int32_t* added, 
 template <int FORMAT, int NUM_ROWS>
 void run(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
     const FlushSubnormals flush;
-    const Int8Tiles<NUM_ROWS, false> tiles(p);
+    const Int8Tiles<NUM_ROWS> tiles(p);
     const Int8Rows rows =
         quantise_rows(p, offset_of(FORMAT), tiles, thread, num_threads, shared, barrier);
     const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
@@ -136,10 +136,7 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
                     for (int m = 0; m < NUM_ROWS; m++)
                         sums[m] = fma(minimum, splat(x.sums[m]), sums[m]);
                 }
-                x.codes += NUM_ROWS * TILE_IN;
-                x.scales += NUM_ROWS;
-                x.sums += NUM_ROWS;
-                x.added += NUM_ROWS;
+                x = tiles.at(x, 0, 1);
             }
 #pragma GCC unroll 8
             for (int m = 0; m < NUM_ROWS; m++)
