@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from slipstream.config.model import Dtype
+from slipstream.config.model import Activations, Dtype
 from slipstream.config.section import ByteSize, Section
 
 MAX_DRAFT_LEN = 32
@@ -125,6 +125,10 @@ class DraftModelConfig(Section):
     )
     dtype: Dtype = Field(
         default="auto", description="Type that its weights are held in; `auto` is bfloat16."
+    )
+    activations: Activations = Field(
+        default="auto",
+        description="As `model.activations`, for the drafter's own products; never changes an answer.",
     )
     num_children: int = Field(
         default=1,

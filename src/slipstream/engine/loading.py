@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from slipstream.config.model import ModelConfig
+from slipstream.config.model import Activations, ModelConfig
 from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
 from slipstream.errors import ConfigError, VocabularyMismatchError, WeightsError
 from slipstream.kernels.library import open_kernels
@@ -74,7 +74,7 @@ def load_target(config: ModelConfig, progress: Progress | None = None) -> Loaded
     """
     path = resolve_source(config, progress=progress or SilentProgress())
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
-    model, tokenizer = _load(path, dtype, config.tokenizer)
+    model, tokenizer = _load(path, dtype, config.activations, config.tokenizer)
     longest = model.hparams.max_positions
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(
@@ -101,7 +101,7 @@ def load_draft_model(
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
     path = target.path if config.source == "target" else _draft_path(config, target_config)
-    model, tokenizer = _load(path, dtype)
+    model, tokenizer = _load(path, dtype, config.activations)
     require_same_vocabulary(target.tokenizer, tokenizer)
     if model.hparams.vocab_size < target.vocab_size:
         raise VocabularyMismatchError(
@@ -152,10 +152,15 @@ def _draft_path(config: DraftModelConfig | DraftNetConfig, target_config: ModelC
 
 
 def _load(
-    path: Path, dtype: torch.dtype, tokenizer_path: Path | None = None
+    path: Path, dtype: torch.dtype, activations: Activations, tokenizer_path: Path | None = None
 ) -> tuple[Model, Tokenizer]:
     checkpoint = open_checkpoint(path)
-    model = load_model(checkpoint, dtype, kernels=open_kernels())
+    model = load_model(
+        checkpoint,
+        dtype,
+        kernels=open_kernels(),
+        activations="int8" if activations == "int8" else "bfloat16",
+    )
     checkpoint.finish()
     if tokenizer_path is not None:
         return model, load_tokenizer(tokenizer_path)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from slipstream.attention import native
-from slipstream.errors import WeightsError
+from slipstream.errors import ConfigError, WeightsError
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kernels.matrix import PackedMatrix, StoredWeight, can_hold
+from slipstream.kernels.matrix import Activations, PackedMatrix, StoredWeight, can_hold
 from slipstream.kernels.serving import head_obstacle
 from slipstream.models import gemma3, llama, mistral, qwen2, qwen3
 from slipstream.models.config_reader import ConfigReader
@@ -32,21 +32,30 @@ _FAMILIES = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY, gemma3.FA
 
 
 def load_model(
-    checkpoint: Checkpoint, dtype: torch.dtype, *, kernels: KernelLibrary | None = None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    *,
+    kernels: KernelLibrary | None = None,
+    activations: Activations = "bfloat16",
 ) -> Model:
     """Read a checkpoint into a decoder that computes in `dtype`.
 
     Args:
         dtype: float32 or bfloat16.
         kernels: Where given, a bfloat16 model runs in native kernels, and weights in blocks of a
-            format that they multiply stay as stored; their values rounded to bfloat16 are used.
+            format that they multiply stay as stored.
+        activations: How rows enter products with such blocks.
     Raises:
         WeightsError: If the family or a field of its configuration is not supported, or tensors
             are missing, left over or of the wrong shape.
         NumericsError: If this machine cannot multiply exactly.
+        ConfigError: If nothing could take 8-bit activations.
     """
     hparams = read_hparams(checkpoint.config)
-    reader = _WeightReader(checkpoint, hparams, dtype, _usable(kernels, hparams, dtype))
+    usable = _usable(kernels, hparams, dtype)
+    if activations == "int8" and usable is None:
+        raise _no_int8("the native kernels, which take them, do not compute this model here")
+    reader = _WeightReader(checkpoint, hparams, dtype, usable, activations)
     layers = [reader.layer(index) for index in range(hparams.num_layers)]
     vocabulary = (hparams.vocab_size, hparams.hidden_size)
     table = reader.weight("model.embed_tokens.weight", *vocabulary)
@@ -62,6 +71,8 @@ def load_model(
     final_norm = reader.norm("model.norm", hparams.hidden_size)
     checkpoint.finish()
     reader.warn_of_widened()
+    if activations == "int8" and not reader.num_in_blocks:
+        raise _no_int8("no matrix of the model is stored in Q8_0, Q4_0 or Q4_1")
     if reader.kernels is not None:
         assert isinstance(head, NativeLinear)
         embeddings = head.matrix if is_tied else PackedMatrix(reader.kernels, [table])
@@ -72,6 +83,13 @@ def load_model(
         table = table * torch.tensor(hparams.embedding_scale, dtype=dtype)
     activation = gated_activation(hparams.activation, dtype)
     return Decoder(hparams, table, layers, final_norm, head, activation, reader.factory)
+
+
+def _no_int8(reason: str) -> ConfigError:
+    return ConfigError(
+        f"activations are to be int8, but {reason}",
+        hint='set activations to "auto"; `slipstream models show` says how a model is multiplied',
+    )
 
 
 def _usable(
@@ -140,9 +158,12 @@ class _WeightReader:
         hparams: Hparams,
         dtype: torch.dtype,
         kernels: KernelLibrary | None,
+        activations: Activations,
     ) -> None:
         self.factory = LinearFactory(dtype)
         self.kernels = kernels
+        self.num_in_blocks = 0
+        self._activations = activations
         self._checkpoint = checkpoint
         self._hparams = hparams
         self._widened: Counter[str] = Counter()
@@ -217,6 +238,7 @@ class _WeightReader:
             return self.tensor(name, num_out, num_in)
         self._require_shape(name, blocks.shape, (num_out, num_in))
         if can_hold(blocks):
+            self.num_in_blocks += 1
             return blocks
         self._widened[blocks.block.name] += 1
         return torch.from_numpy(blocks.dequantize())
@@ -240,7 +262,7 @@ class _WeightReader:
     def linear_of(self, parts: Sequence[StoredWeight], bias: Tensor | None = None) -> Linear:
         """One product with the matrices one below the other."""
         if self.kernels is not None:
-            return NativeLinear(self.kernels, parts, bias)
+            return NativeLinear(self.kernels, parts, bias, self._activations)
         return self.factory.make(
             torch.cat([part for part in parts if isinstance(part, Tensor)]), bias
         )

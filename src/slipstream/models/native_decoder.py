@@ -86,7 +86,11 @@ class NativeDecoder:
         self.weight_bytes = sum(matrix.nbytes for matrix in matrices) + sum(
             norm.nbytes for norm in (*norms, final_norm)
         )
-        self._formats = sorted({name for matrix in matrices for name in matrix.formats})
+        self._formats = {
+            pair
+            for matrix in matrices
+            for pair in zip(matrix.activations, matrix.formats, strict=True)
+        }
 
     def trace_into(self, stage_ns: structs.StageTimes | None) -> None:
         """Add the time of each of `structs.STAGES` to `stage_ns` from now on; None ends it.
@@ -108,7 +112,11 @@ class NativeDecoder:
 
     def linear_kinds(self) -> str:
         """See `Model`. The instruction set is no part of it: all give the same bits."""
-        return "native:" + "+".join(self._formats)
+        kinds: dict[str, list[str]] = {}
+        for activations, name in sorted(self._formats):
+            kind = "native" if activations == "bfloat16" else f"native-{activations}"
+            kinds.setdefault(kind, []).append(name)
+        return ", ".join(f"{kind}:{'+'.join(names)}" for kind, names in kinds.items())
 
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """See `Model`. One call for all of it: between passes the caches hold none of the code

@@ -45,7 +45,7 @@ SL_INLINE void multiply_strip(const uint8_t* strip, const Int8Tiles<TILE_ROWS>& 
     alignas(64) int32_t links[LINKS][TILE_ROWS * TILE_OUT];
     const auto widen_step = [&](int k) {
         if (IS_WIDE || k >= num_steps) return;
-        prefetch(strip + k * BYTES, BYTES);
+        prefetch(strip + k * BYTES + PREFETCH, BYTES);
         widen_codes<FORMAT>(strip + k * BYTES, wide + k % RING * WIDE_TILE);
     };
     int next = 0, next_step = 0;
@@ -55,6 +55,7 @@ SL_INLINE void multiply_strip(const uint8_t* strip, const Int8Tiles<TILE_ROWS>& 
         _tile_loadd(4, rows.codes + size_t(next) * TILE_ROWS * TILE_IN, TILE_IN);
         _tile_loadd(6, wide + (IS_WIDE ? next_step : next_step % RING) * WIDE_TILE, 64);
         _tile_dpbssd(0, 4, 6);
+        if (IS_WIDE && next < num_steps) prefetch(strip + (num_steps + next) * BYTES, BYTES);
         widen_step(next_step + WIDEN_AHEAD);
         if (++next_step == num_steps && IS_WIDE) next_step = 0;
         _tile_stored(0, links[next++ % LINKS], 64);

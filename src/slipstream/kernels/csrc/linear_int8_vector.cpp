@@ -123,7 +123,7 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
             const uint8_t* tile = strip;
             f32x16 sums[NUM_ROWS] = {};
             for (int k = 0; k < tiles.num_steps; k++, tile += BYTES) {
-                if (t == 0) prefetch(tile, BYTES);
+                if (t == 0) prefetch(tile + PREFETCH, BYTES);
                 i32x16 dots[NUM_ROWS];
                 multiply_tile<FORMAT, NUM_ROWS>(tile + header_bytes(FORMAT), x.codes, x.added, dots);
                 const f32x16 scale = halves(tile);

@@ -15,7 +15,7 @@ from slipstream.attention.row_proof import (
 )
 from slipstream.errors import NumericsError
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kernels.matrix import PackedMatrix, StoredWeight
+from slipstream.kernels.matrix import Activations, PackedMatrix, StoredWeight
 
 _PACKING_ROWS = 1  # the layout for one row keeps one order up to the most rows
 _WIDE = 8192  # outputs: a vocabulary; proving many rows of it costs much and serves nobody
@@ -81,15 +81,23 @@ class NativeLinear:
 
     Args:
         parts: bfloat16 tensors or blocks as stored, one below the other; bias: [num_out] or None.
+        activations: How rows enter products with blocks.
     """
 
     def __init__(
-        self, library: KernelLibrary, parts: Sequence[StoredWeight], bias: Tensor | None = None
+        self,
+        library: KernelLibrary,
+        parts: Sequence[StoredWeight],
+        bias: Tensor | None = None,
+        activations: Activations = "bfloat16",
     ) -> None:
-        self.matrix = PackedMatrix(library, parts, bias)
+        self.matrix = PackedMatrix(library, parts, bias, activations)
         self.shape = self.matrix.shape
         self.nbytes = self.matrix.nbytes
-        self.kernels = tuple(f"native-{library.isa_name}:{name}" for name in self.matrix.formats)
+        self.kernels = tuple(
+            f"native-{library.isa_name}{'-int8' if inputs == 'int8' else ''}:{name}"
+            for name, inputs in zip(self.matrix.formats, self.matrix.activations, strict=True)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
