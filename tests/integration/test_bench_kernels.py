@@ -35,7 +35,8 @@ def test_every_kernel_is_timed_against_its_twin(
         pytest.skip("the native kernels were not built")
     out = tmp_path / "kernels.json"
     command = ["bench", "kernels", "--model", str(model_path), "--set", "engine.num_threads=1"]
-    options = ["--rows", "1,20", "--formats", "BF16,Q4_1", "--context-len", "40", "--repeats", "1"]
+    formats = "BF16,Q4_1,Q4_1:int8"
+    options = ["--rows", "1,20", "--formats", formats, "--context-len", "40", "--repeats", "1"]
     with pytest.raises(SystemExit) as end:
         main([*command, *options, "--json", str(out)])
     assert end.value.code == 0
@@ -43,17 +44,19 @@ def test_every_kernel_is_timed_against_its_twin(
     document = json.loads(out.read_text())
     kernels = {entry["kernel"]: entry for entry in document["kernels"]}
     shapes = ("qkv 128x64", "attention_output 64x64", "gate_up 256x64", "down 64x128")
-    between = ("norm 64", "rotary, store 4+2x16", "gate 128", "embedding BF16", "embedding Q4_1")
+    between = ("norm 64", "rotary, store 4+2x16", "gate 128", "embedding BF16")
+    between += ("embedding Q4_1", "embedding Q4_1:int8")
     attention = ("attention bfloat16", "attention float32")
     assert set(kernels) == {*shapes, "head 320x64", *between, *attention}
     groups = {entry["group"] for entry in document["kernels"]}
-    assert groups == {"products BF16", "products Q4_1", "attention", "rows, one thread"}
+    products = {f"products {name}" for name in formats.split(",")}
+    assert groups == {*products, "attention", "rows, one thread"}
     for entry in document["kernels"]:
         assert {"native", "twin"} <= entry["microseconds"].keys()
         assert min(entry["microseconds"].values()) > 0.0
         assert entry["num_bytes"] > 0
         assert entry["bandwidth_share"] > 0.0
-    assert len(document["kernels"]) == 2 * (2 * 5 + 2 + 3 + 2)
+    assert len(document["kernels"]) == 2 * (3 * 5 + 2 + 3 + 3)
     assert document["target"]["num_threads"] == 1
     assert document["provenance"]["command"].startswith("slipstream")
     assert "qkv 128x64" in capsys.readouterr().out

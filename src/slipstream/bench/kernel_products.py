@@ -13,7 +13,7 @@ from torch import Tensor
 from slipstream.bench.contest import NATIVE, TORCH, TWIN, Contestant, KernelCase, Rotation, repeat
 from slipstream.execution.row_tiles import RowTiles
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kernels.matrix import PackedMatrix, StoredWeight
+from slipstream.kernels.matrix import Activations, PackedMatrix, StoredWeight
 from slipstream.kernels.structs import FORMATS, TO_FLOAT32, Product
 from slipstream.models.hparams import Hparams
 from slipstream.models.layers.linear import Linear, LinearFactory
@@ -63,14 +63,27 @@ def shapes_of(hparams: Hparams) -> Shapes:
     )
 
 
+def stored_format(format_name: str) -> str:
+    """How weights are stored: "Q4_1" of "Q4_1:int8"."""
+    return format_name.partition(":")[0]
+
+
+def pack(library: KernelLibrary, format_name: str, stored: StoredWeight) -> PackedMatrix:
+    """A matrix that takes rows as the name says: `:int8` in 8 bit, else bfloat16."""
+    activations: Activations = "int8" if format_name.endswith(":int8") else "bfloat16"
+    return PackedMatrix(library, [stored], activations=activations)
+
+
 def packed_bytes(library: KernelLibrary, format_name: str, num_out: int, num_in: int) -> int:
     """Bytes of a packed matrix."""
-    return int(library.functions.sl_packed_bytes(FORMATS[format_name], num_out, num_in))
+    return int(
+        library.functions.sl_packed_bytes(FORMATS[stored_format(format_name)], num_out, num_in)
+    )
 
 
 def fits(format_name: str, num_in: int) -> bool:
     """Whether rows of so many inputs can be stored in this format: whole blocks only."""
-    return num_in % _BLOCKS[format_name].num_values == 0
+    return num_in % _BLOCKS[stored_format(format_name)].num_values == 0
 
 
 class ProductCases:
@@ -98,9 +111,9 @@ class ProductCases:
         self._labels = (f"products {format_name}", f"{name} {shape[0]}x{shape[1]}")
         self._shape = shape
         stored = random_weight(format_name, shape)
-        first = PackedMatrix(library, [stored])
+        first = pack(library, format_name, stored)
         self.num_copies = max(-(-rotation_bytes // first.nbytes), 2)
-        others = (PackedMatrix(library, [stored]) for _ in range(self.num_copies - 1))
+        others = (pack(library, format_name, stored) for _ in range(self.num_copies - 1))
         self._matrices = [first, *others]
         weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
         self._num_torch = max(-(-rotation_bytes // weight.nbytes), 2)
@@ -165,6 +178,7 @@ class _NativeRun:
 
 def random_weight(format_name: str, shape: tuple[int, int]) -> StoredWeight:
     """A matrix of harmless values in a format: neither huge nor subnormal."""
+    format_name = stored_format(format_name)
     if format_name == "BF16":
         return torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
     block = _BLOCKS[format_name]

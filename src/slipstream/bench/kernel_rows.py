@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.bench.contest import NATIVE, TORCH, TWIN, Contestant, KernelCase, Rotation, repeat
-from slipstream.bench.kernel_products import random_weight
+from slipstream.bench.kernel_products import pack, random_weight
 from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
@@ -50,7 +50,7 @@ class RowCases:
         vocab, hidden = self._hparams.vocab_size, self._hparams.hidden_size
         if format_name not in self._embeddings:
             stored = random_weight(format_name, (vocab, hidden))
-            self._embeddings[format_name] = PackedMatrix(self._library, [stored])
+            self._embeddings[format_name] = pack(self._library, format_name, stored)
         table = self._embeddings[format_name]
         plain = torch.empty(vocab, hidden, dtype=torch.bfloat16).normal_()
         tokens = [torch.randint(vocab, (num_rows,)) for _ in range(NUM_CALLS)]

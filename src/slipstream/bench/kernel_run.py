@@ -37,7 +37,8 @@ class KernelPlan:
     """What is measured.
 
     Attributes:
-        formats: Of weights, by the names of `kernels.structs.FORMATS`.
+        formats: Of weights, by the names of `kernels.structs.FORMATS`; with `:int8` behind it,
+            rows enter in 8 bit.
         context_len: Tokens before the rows, for attention.
         num_repeats: Timed runs of every way.
     """

@@ -16,7 +16,7 @@ from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.clock import SystemClock
 from slipstream.errors import ConfigError
 
-FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
+FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q8_0:int8", "Q4_0:int8", "Q4_1:int8")
 
 
 def kernels(
@@ -24,7 +24,9 @@ def kernels(
     rows: Annotated[
         str, typer.Option(help="Rows of a call, comma-separated.")
     ] = "1,2,4,8,16,32,64,128,512",
-    formats: Annotated[str, typer.Option(help="Of weights, comma-separated.")] = ",".join(FORMATS),
+    formats: Annotated[str, typer.Option(help="Of weights; `:int8`: of rows too.")] = ",".join(
+        FORMATS
+    ),
     context_len: Annotated[int, typer.Option(min=1, help="Of attention, in tokens.")] = 500,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each way.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers.")] = None,

@@ -135,7 +135,7 @@ def show(
     model = load(config, settings, {"model.source": source}).model
     path = _present_path(model)
     summary = summarize(path)
-    serving = foresee_serving(summary.stored_as, summary.head_dim, model.dtype)
+    serving = foresee_serving(summary.stored_as, summary.head_dim, model.dtype, model.activations)
     target_path = None
     if target is not None:
         target_path = _present_path(load(config, settings, {"model.source": target}).model)
@@ -271,6 +271,7 @@ def _serving_facts(serving: Serving) -> list[tuple[str, str]]:
     facts = [("kernels here", serving.kernels)]
     if serving.as_stored:
         facts.append(("multiplied", f"{', '.join(serving.as_stored)} as stored"))
+    facts.append(("activations", serving.activations or "int8 is refused: nothing here takes it"))
     if serving.widened:
         facts.append(("widened", f"{', '.join(serving.widened)} to model.dtype when loaded"))
     return facts

@@ -128,7 +128,7 @@ class DraftModelConfig(Section):
     )
     activations: Activations = Field(
         default="auto",
-        description="As `model.activations`, for the drafter's own products; never changes an answer.",
+        description="As `model.activations`, for its own products; never changes an answer.",
     )
     num_children: int = Field(
         default=1,

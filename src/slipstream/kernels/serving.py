@@ -23,21 +23,27 @@ class Serving:
         kernels: "native (amx)", or "torch" and why.
         as_stored: Block formats that are multiplied as they are stored.
         widened: Block formats whose values are held in 2 or 4 bytes each.
+        activations: How rows enter products with blocks as stored; None where nothing takes what
+            is set, so that loading refuses it.
     """
 
     kernels: str
     as_stored: tuple[str, ...]
     widened: tuple[str, ...]
+    activations: str | None
 
 
-def foresee_serving(formats: Mapping[str, int], head_dim: int | None, dtype: str) -> Serving:
+def foresee_serving(
+    formats: Mapping[str, int], head_dim: int | None, dtype: str, activations: str = "auto"
+) -> Serving:
     """What loading would choose.
 
     Args:
         formats: Storage types of the checkpoint, GGUF's names.
         head_dim: Values of one attention head; None if the checkpoint does not say.
-        dtype: The setting `model.dtype`.
+        dtype: The setting `model.dtype`; activations: `model.activations`.
     """
+    is_int8 = activations == "int8"
     blocks = tuple(name for name in formats if name.upper() not in _PLAIN)
     reason = _obstacle(head_dim, dtype)
     if reason is None:
@@ -48,8 +54,12 @@ def foresee_serving(formats: Mapping[str, int], head_dim: int | None, dtype: str
         else:
             held = tuple(name for name in blocks if name in FORMATS)
             widened = tuple(name for name in blocks if name not in FORMATS)
-            return Serving(f"native ({isa})", held, widened)
-    return Serving(f"torch, several times slower: {reason}", (), blocks)
+            chosen = "int8" if is_int8 else "bfloat16"
+            return Serving(
+                f"native ({isa})", held, widened, chosen if held or not is_int8 else None
+            )
+    fallback = None if is_int8 else "float32" if dtype == "float32" else "bfloat16"
+    return Serving(f"torch, several times slower: {reason}", (), blocks, fallback)
 
 
 def _obstacle(head_dim: int | None, dtype: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Products with 8-bit inputs: the bits of their twin, whatever the rows, threads or instructions."""
+"""Products with 8-bit inputs: the bits of their twin, whatever rows, threads or instructions."""
 
 from __future__ import annotations
 

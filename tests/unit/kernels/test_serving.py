@@ -45,6 +45,24 @@ def test_what_the_kernels_cannot_serve_is_served_by_torch_and_says_why(
     assert serving.widened == ("Q4_1", "Q8_0")
 
 
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize(
+    ("formats", "dtype", "activations", "told"),
+    [
+        (DEFAULT, "auto", "auto", "bfloat16"),
+        (DEFAULT, "auto", "int8", "int8"),
+        ({"BF16": 1000}, "auto", "int8", None),
+        ({"Q6_K": 1000}, "auto", "int8", None),
+        (DEFAULT, "float32", "int8", None),
+        (DEFAULT, "float32", "auto", "float32"),
+    ],
+)
+def test_activations_are_told_as_they_will_be_or_as_refused(
+    formats: dict[str, int], dtype: str, activations: str, told: str | None
+) -> None:
+    assert foresee_serving(formats, 64, dtype, activations).activations == told
+
+
 def test_without_a_library_the_reason_and_the_remedy_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

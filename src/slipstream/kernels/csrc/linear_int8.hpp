@@ -4,7 +4,7 @@
 //   sum = fma(weight_scale * scale, float(sum of code c), sum), and in Q4_1
 //   sum = fma(minimum, scale * float(sum of code), sum) after that,
 // in float32, each operation rounded to nearest even with subnormals flushed to zero. Inputs below
-// 2^-100 are zero; a block with an infinity or NaN makes the row NaN. Twin: kernels/int8_twin.py.
+// 2^-100 are zero; a block with an infinity or NaN makes the row NaN. Twin: kernels/twins.py.
 #pragma once
 #include "linear_parts.hpp"
 

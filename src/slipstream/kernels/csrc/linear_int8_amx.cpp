@@ -55,6 +55,7 @@ SL_INLINE void multiply_strip(const uint8_t* strip, const Int8Tiles<TILE_ROWS>& 
         _tile_loadd(4, rows.codes + size_t(next) * TILE_ROWS * TILE_IN, TILE_IN);
         _tile_loadd(6, wide + (IS_WIDE ? next_step : next_step % RING) * WIDE_TILE, 64);
         _tile_dpbssd(0, 4, 6);
+        // The next strip is widened at once: it should be near by then.
         if (IS_WIDE && next < num_steps) prefetch(strip + (num_steps + next) * BYTES, BYTES);
         widen_step(next_step + WIDEN_AHEAD);
         if (++next_step == num_steps && IS_WIDE) next_step = 0;
