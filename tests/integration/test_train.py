@@ -62,6 +62,8 @@ def test_prompts_become_a_drafter(
     fit += ["--steps", "4", "--step-packs", "2", "--anchors", "8", "--checkpoint-every", "2"]
     assert run(*fit) == 0
     assert run("train", "eval", out, *of_data, "--cache", cache, "--json", tmp_path / "e.json") == 0
+    served: Arguments = ["--prompts", tmp_path / "prompts.jsonl", "--json", tmp_path / "s.json"]
+    assert run("train", "eval", out, *served, "--per-category", "2", *flags(model)) == 0
     assert run("train", "calibrate", out, *of_data, "--cache", cache) == 0
     export: Arguments = [
         "train",
@@ -81,6 +83,10 @@ def test_prompts_become_a_drafter(
     assert provenance["run"]["dataset_sha256"] == manifest["sha256"]
     assert provenance["provenance"]["command"].startswith("slipstream")
     assert len(json.loads((out / "calibration.json").read_text())["temperatures"]) == 3
+    assert [row["label"] for row in json.loads((tmp_path / "s.json").read_text())] == [
+        "all",
+        "prompts",
+    ]
     assert {row["label"] for row in json.loads((tmp_path / "e.json").read_text())} >= {"prompts"}
 
 
@@ -101,6 +107,7 @@ def test_errors_end_with_a_hint(
             1,
             "target model",
         ),
+        (["train", "eval", tmp_path], 2, "give answers"),
         (["train", "eval", tmp_path, "--data", data, *flags(model)], 1, "no training run"),
     ]
     for command, status, message in failing:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import typer
 
 from slipstream.cli.train_cache import cache
-from slipstream.cli.train_check import calibrate, evaluate
+from slipstream.cli.train_calibrate import calibrate
 from slipstream.cli.train_data import data
+from slipstream.cli.train_eval import evaluate
 from slipstream.cli.train_export import export
 from slipstream.cli.train_fit import fit
 

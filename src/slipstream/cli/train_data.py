@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.bench.prompts import Message, Prompt, read_prompts, select_prompts
+from slipstream.bench.prompts import Prompt, read_prompts, select_prompts
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
-from slipstream.cli.training import count_bar, open_target, parse_numbers
+from slipstream.cli.training import conversation_of, count_bar, open_target, parse_numbers
 from slipstream.config.schema import Config
 from slipstream.errors import ConfigError
 
@@ -94,7 +94,7 @@ def data(
     asked = select_prompts(read_prompts(prompts or []), max_prompts=max_prompts)
     named = {item.prompt_id: item.category for item in read_prompts(categories or [])}
     evaluation = read_prompts(protect or [])
-    from slipstream.training.conversations import Conversation, usable
+    from slipstream.training.conversations import usable
     from slipstream.training.data import begin_folder, import_answers
     from slipstream.training.dataset import write_manifest
     from slipstream.training.generate import GenerationPlan
@@ -112,10 +112,7 @@ def data(
     identity = target.identity
     del target  # the engine loads it for itself
     if asked or self_prompts:
-        conversations = [
-            Conversation(item.prompt_id, item.category, _turns(item)) for item in asked
-        ]
-        conversations = usable(conversations, protected, dropped)
+        conversations = usable(map(conversation_of, asked), protected, dropped)
         _answer(effective, conversations, self_prompts, plan, protected, dropped, out)
     sources = [f"imported {path.name}" for path in imports or []]
     sources += [f"answered {path.name}" for path in prompts or []]
@@ -127,12 +124,6 @@ def data(
 def _texts(prompt: Prompt) -> list[str]:
     texts = [prompt.text, *(message.get("content") for message in prompt.messages)]
     return [text for text in texts if isinstance(text, str)]
-
-
-def _turns(prompt: Prompt) -> tuple[tuple[Message, ...], ...]:
-    if prompt.text is not None:
-        return (({"role": "user", "content": prompt.text},),)
-    return tuple(prompt.turns())
 
 
 def _answer(

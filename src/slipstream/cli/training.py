@@ -13,11 +13,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from slipstream.bench.prompts import Prompt
 from slipstream.clock import SystemClock
 from slipstream.config.schema import Config
 from slipstream.errors import ConfigError
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # these import torch
+    from slipstream.training.conversations import Conversation
     from slipstream.training.session import TrainingTarget
 
 DataOption = Annotated[
@@ -87,6 +89,16 @@ def choose_taps(text: str | None, cache: Path | None, num_layers: int) -> tuple[
 
         return read_cache_manifest(cache).tap_layer_ids
     return tuple(sorted({num_layers // 6, num_layers // 2 - 1, max(num_layers - 4, 0)}))
+
+
+def conversation_of(prompt: Prompt) -> Conversation:
+    """A prompt of a file as training takes it; a text is a user's message."""
+    from slipstream.training.conversations import Conversation
+
+    if prompt.text is not None:
+        message = {"role": "user", "content": prompt.text}
+        return Conversation(prompt.prompt_id, prompt.category, ((message,),))
+    return Conversation(prompt.prompt_id, prompt.category, tuple(prompt.turns()))
 
 
 def provenance_of(files: Sequence[Path]) -> dict[str, Any]:  # Any: JSON

@@ -1,0 +1,161 @@
+"""`slipstream train eval`: acceptance of a trained drafter, along answers or in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.bench.prompts import read_prompts, select_prompts
+from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
+from slipstream.cli.training import (
+    CacheOption,
+    RunArgument,
+    conversation_of,
+    count_bar,
+    open_target,
+)
+from slipstream.config.schema import Config
+from slipstream.errors import ConfigError
+
+if TYPE_CHECKING:  # these import torch
+    from slipstream.training.evaluate import EvaluationRow
+    from slipstream.training.served import ServedRow
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", "-d", help="Measure along these answers, without the engine."),
+]
+PromptsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--prompts",
+        "-p",
+        help="Answer the first turns of these prompts in the engine, this drafter alone; "
+        "repeatable.",
+    ),
+]
+SideOption = Annotated[
+    bool,
+    typer.Option("--held-out/--trained", help="Answers that were held out, or those trained on."),
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all numbers.")]
+
+
+def evaluate(
+    run: RunArgument,
+    *,
+    data: DataOption = None,
+    cache: CacheOption = None,
+    held_out: SideOption = True,
+    max_answers: Annotated[int, typer.Option(min=1, help="With --data: of these at most.")] = 400,
+    prompts: PromptsOption = None,
+    per_category: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="With --prompts.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    json_file: JsonOption = None,
+    model: ModelOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Mean acceptance length by category: an estimate along answers, or the engine's own."""
+    if (data is None) == (not prompts):
+        raise ConfigError(
+            "give answers to measure along or prompts to answer",
+            hint="--data DIR is quick; --prompts FILE runs the engine with run/draft",
+        )
+    flags = {"model.source": model}
+    if data is not None:
+        effective = load(config, settings, flags)
+        rows = _along_answers(effective, run, data, cache, max_answers, held_out=held_out)
+        _publish(_estimates(rows), rows, json_file)
+        return
+    asked = select_prompts(read_prompts(prompts or []), per_category=per_category)
+    from slipstream.cli.loading import load_llm
+    from slipstream.cli.train_run import DRAFT_FOLDER
+    from slipstream.sampling.params import SamplingParams
+    from slipstream.training.run_folder import RunFolder
+    from slipstream.training.served import drafter_settings, measure_served
+
+    net = RunFolder(run).read().settings.net
+    own = drafter_settings(net, str(run / DRAFT_FOLDER))
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    conversations = [conversation_of(item) for item in asked]
+    with (
+        load_llm(load(config, settings, flags | own)) as llm,
+        count_bar("answering", len(conversations)) as advance,
+    ):
+        served = measure_served(llm, conversations, params, advance)
+    _publish(_served(served), served, json_file)
+
+
+def _along_answers(
+    config: Config, run: Path, data: Path, cache: Path | None, max_answers: int, *, held_out: bool
+) -> list[EvaluationRow]:
+    from slipstream.training.dataset import open_dataset
+    from slipstream.training.evaluate import evaluate as measure
+    from slipstream.training.objectives import objective_of
+    from slipstream.training.session import open_source, restore_run
+
+    target = open_target(config)
+    restored = restore_run(run, target)
+    dataset = open_dataset(data, target.identity)
+    chosen = restored.record.settings
+    return measure(
+        restored.net,
+        objective_of(chosen, restored.net),
+        chosen.fit,
+        open_source(target, dataset, chosen.net.tap_layer_ids, cache),
+        dataset.answers,
+        dataset.indices("validation" if held_out else "train")[:max_answers],
+        chosen.net.max_draft_len,
+    )
+
+
+def _publish(table: Table, rows: Sequence[EvaluationRow | ServedRow], file: Path | None) -> None:
+    from slipstream.training.run_folder import write_json
+
+    if file is not None:
+        write_json(file, [asdict(row) for row in rows])
+    Console().print(table)
+
+
+def _estimates(rows: Iterable[EvaluationRow]) -> Table:
+    table = _table("answers", "count", "drafts", "length, T = 1", "greedy", "greedy by depth")
+    for row in rows:
+        table.add_row(
+            row.label,
+            f"{row.num_answers:,}",
+            f"{row.num_blocks:,}",
+            f"{row.sampled_length:.2f}",
+            f"{row.greedy_length:.2f}",
+            _shares(row.greedy_shares),
+        )
+    return table
+
+
+def _served(rows: Iterable[ServedRow]) -> Table:
+    table = _table("prompts", "count", "steps", "length", "by depth")
+    for row in rows:
+        length = f"{row.mean_acceptance_length:.2f}"
+        cells = (f"{row.num_prompts:,}", f"{row.num_steps:,}", length, _shares(row.shares))
+        table.add_row(row.label, *cells)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _shares(shares: Iterable[float]) -> str:
+    return " ".join(f"{share:.2f}" for share in shares)
