@@ -12,8 +12,6 @@ from rich.table import Table
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import CacheOption, DataOption, RunArgument, open_target
 
-CALIBRATION_FILE = "calibration.json"
-
 
 def calibrate(
     run: RunArgument,
@@ -31,6 +29,7 @@ def calibrate(
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import measured
     from slipstream.training.objectives import objective_of
+    from slipstream.training.publish import CALIBRATION_FILE
     from slipstream.training.run_folder import write_json
     from slipstream.training.session import open_source, restore_run
 

@@ -132,7 +132,7 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     story = tell_story(record, progress, provenance)
     write_json(options.files.out / PROVENANCE_FILE, story)
     run = restore_run(options.files.out, target)
-    export_run(run, target, options.files.out / DRAFT_FOLDER, "slipstream", torch.bfloat16, story)
+    export_run(run, target, options.files.out / DRAFT_FOLDER, "slipstream", "bfloat16", story)
     console.print(f"the drafter is in {options.files.out / DRAFT_FOLDER}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,27 @@ from typing import Any, Literal
 
 import torch
 
+from slipstream.errors import ConfigError
 from slipstream.training.draft_files import our_config, speculators_config, write_draft_folder
+from slipstream.training.draft_gguf import GgufType, write_draft_gguf
 from slipstream.training.run_folder import PROVENANCE_FILE, Progress, RunRecord, write_json
 from slipstream.training.session import RestoredRun, TrainingTarget, stored_parameters
 
-Layout = Literal["slipstream", "speculators"]
+Layout = Literal["slipstream", "speculators", "gguf"]
+GGUF_FILE = "draft.gguf"
+CALIBRATION_FILE = "calibration.json"
+TENSOR_TYPES: Mapping[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+GGUF_TYPES: Mapping[str, GgufType] = {
+    "q8_0": "q8_0",
+    "q4_1": "q4_1",
+    "q4_0": "q4_0",
+    "bf16": "bf16",
+    "f32": "f32",
+}
 Story = Mapping[str, Any]  # Any: JSON
 
 
@@ -22,19 +39,36 @@ def export_run(
     target: TrainingTarget,
     path: Path,
     layout: Layout,
-    dtype: torch.dtype,
+    stored: str,
     story: Story,
 ) -> None:
-    """Write config.json, model.safetensors and provenance.json into the folder `path`."""
+    """Write the net, provenance.json and, if there is one, its calibration into the folder `path`.
+
+    Args:
+        stored: Type of the matrices.
+    Raises:
+        ConfigError: The layout has no such type, or cannot express the net.
+    """
+    kinds = GGUF_TYPES if layout == "gguf" else TENSOR_TYPES
+    if stored not in kinds:
+        raise ConfigError(f"layout {layout} stores {', '.join(kinds)}; got {stored}")
     net = run.net
     parameters = stored_parameters(net)
     hparams = replace(net.hparams, has_own_head="lm_head.weight" in parameters)
-    if layout == "slipstream":
-        config = our_config(hparams, target.identity, dtype)
+    path.mkdir(parents=True, exist_ok=True)
+    if layout == "gguf":
+        write_draft_gguf(path / GGUF_FILE, hparams, parameters, net.token_ids, GGUF_TYPES[stored])
     else:
-        config = speculators_config(hparams, target.identity, target.source, dtype)
-    write_draft_folder(path, config, parameters, net.token_ids, dtype)
+        dtype = TENSOR_TYPES[stored]
+        config = (
+            our_config(hparams, target.identity, dtype)
+            if layout == "slipstream"
+            else speculators_config(hparams, target.identity, target.source, dtype)
+        )
+        write_draft_folder(path, config, parameters, net.token_ids, dtype)
     write_json(path / PROVENANCE_FILE, story)
+    if (run.path / CALIBRATION_FILE).exists():
+        shutil.copyfile(run.path / CALIBRATION_FILE, path / CALIBRATION_FILE)
 
 
 def tell_story(

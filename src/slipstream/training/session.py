@@ -47,6 +47,7 @@ class TrainingTarget:
 class RestoredRun:
     """A run's net as its last checkpoint has it."""
 
+    path: Path
     record: RunRecord
     net: TrainedNet
     progress: Progress
@@ -126,7 +127,7 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
     with torch.no_grad():
         for name, parameter in net.trained().items():
             parameter.copy_(tensors[f"parameter/{name}"])
-    return RestoredRun(record, net, progress)
+    return RestoredRun(path, record, net, progress)
 
 
 def stored_parameters(net: TrainedNet) -> dict[str, Tensor]:

@@ -89,13 +89,17 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _vocab_size(file: GgufFile, architecture: str) -> int:
-    """Rows of the embedding; a draft net that has none knows the tokens of its tokenizer."""
+    """Rows of the embedding; a draft net that has none says so itself, or by its tokenizer."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         return embedding.shape[0]
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if architecture in DRAFT_ARCHITECTURES and isinstance(tokens, list) and tokens:
-        return len(tokens)
+    if architecture in DRAFT_ARCHITECTURES:
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and tokens:
+            return len(tokens)
+        count = file.metadata.get(f"{architecture}.vocab_size")
+        if isinstance(count, int) and count > 0:
+            return count
     raise WeightsError(f"{file.path} has no tensor 'token_embd.weight', the token embedding")
 
 

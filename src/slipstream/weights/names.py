@@ -126,6 +126,19 @@ def _map_draft_name(name: str, architecture: str) -> Mapped:
     return Mapped(f"{prefix}.{_DRAFT_LAYER[match[2]]}{match[3]}", permuted_heads=permuted)
 
 
+def gguf_draft_name(name: str) -> str:
+    """The name in a GGUF file of a draft net's parameter: `map_gguf_name` the other way round."""
+    top = {public: stored for stored, public in _DRAFT_TOP.items() if stored != "d2t.weight"}
+    match = re.fullmatch(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|\.base_kernel)", name)
+    if match is None:
+        return top[name]
+    is_kernel = match[3] == ".base_kernel"
+    parts = {
+        public: stored for stored, public in (_DRAFT_KERNEL if is_kernel else _DRAFT_LAYER).items()
+    }
+    return f"blk.{match[1]}.{parts[match[2]]}{'' if is_kernel else match[3]}"
+
+
 def harmless_reason(name: str) -> str | None:
     """Why a tensor may be left unread, or None if it must be used."""
     for pattern, reason in HARMLESS_TENSORS.items():

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.errors import WeightsError
+from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.load import describe_checkpoint, load_draft
 from slipstream.training.calibrate import calibrate
 from slipstream.training.evaluate import evaluate, measured
 from slipstream.training.objective import RowResults
 from slipstream.training.objectives import objective_of
-from slipstream.training.publish import Layout, export_run, tell_story
+from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.session import (
     RestoredRun,
@@ -60,7 +60,7 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
 ) -> None:
     run = saved_run(family, target, tmp_path)
     story = tell_story(run.record, run.progress, {"command": "test"})
-    export_run(run, target, tmp_path / "draft", layout, torch.float32, story)
+    export_run(run, target, tmp_path / "draft", layout, "float32", story)
 
     checkpoint = open_checkpoint(tmp_path / "draft")
     described = describe_checkpoint(checkpoint)
@@ -76,6 +76,40 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     told = json.loads((tmp_path / "draft/provenance.json").read_text())
     assert told["run"]["dataset_sha256"] == run.record.dataset_sha256
     assert told["provenance"] == {"command": "test"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_in_gguf_loads_as_the_net_that_was_trained(
+    family: Family, target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run(family, target, tmp_path)
+    export_run(run, target, tmp_path / "draft", "gguf", "f32", {})
+
+    checkpoint = open_checkpoint(tmp_path / "draft" / GGUF_FILE)
+    net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
+
+    assert net.hparams == run.net.hparams
+    for name, parameter in run.net.parameters.items():
+        assert torch.equal(net.parameters[name], parameter), name
+
+
+def test_a_quantised_drafter_is_small_and_near(target: TrainingTarget, tmp_path: Path) -> None:
+    run = saved_run("dspark", target, tmp_path)
+    sizes = {}
+    for kind in ("f32", "q8_0", "q4_0"):
+        export_run(run, target, tmp_path / kind, "gguf", kind, {})
+        sizes[kind] = (tmp_path / kind / GGUF_FILE).stat().st_size
+    assert sizes["q4_0"] < sizes["q8_0"] < sizes["f32"]
+    checkpoint = open_checkpoint(tmp_path / "q8_0" / GGUF_FILE)
+    net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
+    expected = run.net.parameters["fc.weight"].detach()
+    torch.testing.assert_close(net.parameters["fc.weight"], expected, rtol=0.02, atol=1e-3)
+
+
+def test_types_that_a_layout_lacks_are_refused(target: TrainingTarget, tmp_path: Path) -> None:
+    run = saved_run("dspark", target, tmp_path)
+    with pytest.raises(ConfigError, match="layout gguf stores q8_0, q4_1, q4_0, bf16, f32"):
+        export_run(run, target, tmp_path / "draft", "gguf", "bfloat16", {})
 
 
 def test_a_run_of_another_target_is_refused_by_name(target: TrainingTarget, tmp_path: Path) -> None:
