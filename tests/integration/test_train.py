@@ -116,3 +116,14 @@ def test_errors_end_with_a_hint(
         told = capsys.readouterr().err
         assert message in told
         assert "hint: " in told
+
+
+def test_unknown_parts_of_the_loss_are_refused(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_data(tmp_path, model)
+    fit: Arguments = ["train", "fit", "--data", data, "--out", tmp_path / "x", *flags(model)]
+    assert run(*fit, "--loss", "perplexity=1") == 2
+    assert "perplexity cannot be 1" in capsys.readouterr().err
+    assert run(*fit, "--loss", "label") == 2
+    assert "--loss takes PART=SCALE" in capsys.readouterr().err

@@ -27,6 +27,14 @@ HeadOption = Annotated[
         help="Let the head move away from the target's rows. Not given: only for eagle3.",
     ),
 ]
+LossOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PART=SCALE",
+        help="Scale of a part of the loss, instead of the family's: label, soft, distance, "
+        "confidence, selector; or depth_decay. Repeatable.",
+    ),
+]
 
 
 def fit(
@@ -47,6 +55,7 @@ def fit(
         int | None, typer.Option(min=0, help="Not given: the lowest that the data never uses.")
     ] = None,
     train_head: HeadOption = None,
+    loss: LossOption = None,
     epochs: EpochsOption = 4.0,
     steps: StepsOption = None,
     learning_rate: RateOption = None,
@@ -77,6 +86,7 @@ def fit(
         epochs=epochs,
         num_steps=steps,
         learning_rate=learning_rate,
+        losses=tuple(loss or ()),
         course={
             "pack_len": pack_len,
             "step_packs": step_packs,

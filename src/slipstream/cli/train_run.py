@@ -37,6 +37,7 @@ from slipstream.training.session import (
 from slipstream.training.settings import (
     Family,
     FitSettings,
+    LossSettings,
     NetSettings,
     RunSettings,
     default_losses,
@@ -80,6 +81,7 @@ class FitOptions:
     """The flags of the command; None is not given.
 
     Attributes:
+        losses: `PART=SCALE`, which differ from the family's.
         course: Fields of `FitSettings` that are flags of their own.
     """
 
@@ -88,6 +90,7 @@ class FitOptions:
     epochs: float
     num_steps: int | None
     learning_rate: float | None
+    losses: tuple[str, ...]
     course: Mapping[str, Any]  # Any: values of different types
     checkpoint_every: int
     num_held_out: int
@@ -150,6 +153,9 @@ def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOption
         rate = options.learning_rate or _RATES.get(family, _RATE)
         fields = {"num_steps": options.num_steps or 1, "learning_rate": rate, **options.course}
         course = FitSettings.model_validate(fields)
+        losses = LossSettings.model_validate(
+            default_losses(net.family).model_dump() | dict(map(_part, options.losses))
+        )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
@@ -160,7 +166,14 @@ def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOption
         packs = arrange(_pieces(dataset, "train", course), course.pack_len, 0)
         num_steps = max(1, math.ceil(options.epochs * len(packs) / course.step_packs))
         course = course.model_copy(update={"num_steps": num_steps})
-    return RunSettings(net=net, losses=default_losses(net.family), fit=course)
+    return RunSettings(net=net, losses=losses, fit=course)
+
+
+def _part(text: str) -> tuple[str, str]:
+    name, equals, scale = text.partition("=")
+    if not equals:
+        raise ConfigError(f'--loss takes PART=SCALE, got "{text}"', hint="such as --loss label=1")
+    return name, scale
 
 
 def _choose_net(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> NetSettings:

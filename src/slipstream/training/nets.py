@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import ConfigError
+from slipstream.models.decoder import Model
 from slipstream.models.drafts.hparams import (
     DFlash2Hparams,
     DFlashHparams,
@@ -58,13 +59,14 @@ class TrainedNet:
 
 
 def new_net(
-    settings: NetSettings, target: Hparams, ends: StoredEnds, token_ids: Tensor, seed: int
+    settings: NetSettings, target: Model, ends: StoredEnds, token_ids: Tensor, seed: int
 ) -> TrainedNet:
-    """A net with random weights, its head that of the target."""
-    hparams = net_hparams(settings, target)
+    """A net with random weights; its head and the norm in front are the target's."""
+    hparams = net_hparams(settings, target.hparams)
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(hparams, generator)
     parameters[HEAD] = ends.vocabulary[token_ids].float()
+    parameters["norm.weight"] = target.final_norm.scale.float().clone()
     for name, parameter in parameters.items():
         parameter.requires_grad_(name != HEAD or settings.trains_head)
     is_reduced = hparams.is_reduced

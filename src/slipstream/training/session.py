@@ -91,7 +91,7 @@ def start_net(settings: RunSettings, target: TrainingTarget, token_ids: Tensor) 
     """A net with the weights that a run begins with."""
     return new_net(
         settings.net,
-        target.loaded.model.hparams,
+        target.loaded.model,
         read_ends(target.loaded),
         token_ids,
         settings.fit.seed,
