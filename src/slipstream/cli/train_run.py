@@ -98,21 +98,23 @@ class FitOptions:
 
 def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     """Train, and write the drafter, its provenance and a picture of the run."""
-    console = Console()
+    workers = _workers()
+    console = Console(quiet=workers.rank != 0)
     dataset = open_dataset(options.files.data, target.identity)
     settings = choose_settings(target, dataset, options)
     pieces = _pieces(dataset, "train", settings.fit)
-    workers = _workers()
     folder = RunFolder(options.files.out)
     record = RunRecord(
         target=target.identity, dataset_sha256=dataset.manifest.sha256, settings=settings
     )
-    folder.begin(record)
     eos = target.loaded.tokenizer.eos_token_ids
     token_ids = select_draft_tokens(
         dataset.of_side("train"), target.identity.vocab_size, options.net.draft_vocab, eos
     )
-    write_draft_tokens(folder, token_ids)
+    if workers.rank == 0:
+        folder.begin(record)
+        write_draft_tokens(folder, token_ids)
+    workers.add_up([torch.zeros(1)])  # the others wait until the folder is there
     source = open_source(target, dataset, settings.net.tap_layer_ids, options.files.cache)
     net = start_net(settings, target, token_ids)
     trainer = Trainer(
@@ -130,6 +132,7 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
             folder,
             reporting,
         )
+    workers.close()
     if workers.rank != 0:
         return
     story = tell_story(record, progress, provenance)
@@ -219,9 +222,8 @@ def _reporting(
     num_steps: int, options: FitOptions, title: str, console: Console
 ) -> Iterator[Reporting]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[speed]}"), console=Console(stderr=True)
-    ) as bar:
+    shown = Console(stderr=True, quiet=console.quiet)
+    with Progress(*columns, TextColumn("{task.fields[speed]}"), console=shown) as bar:
         task = bar.add_task("training", total=num_steps, speed="")
         yield Reporting(
             _intervals(options.checkpoint_every),

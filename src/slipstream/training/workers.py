@@ -24,6 +24,9 @@ class Workers(Protocol):
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes."""
 
+    def close(self) -> None:
+        """Part from the others, behind the last sum."""
+
 
 class SingleWorker:
     """See `Workers`: this process alone."""
@@ -33,6 +36,9 @@ class SingleWorker:
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """See `Workers`: nothing to add."""
+
+    def close(self) -> None:
+        """See `Workers`: nothing to do."""
 
 
 class DistributedWorkers:
@@ -46,3 +52,7 @@ class DistributedWorkers:
         """See `Workers`."""
         for tensor in tensors:
             torch.distributed.all_reduce(tensor)
+
+    def close(self) -> None:
+        """See `Workers`."""
+        torch.distributed.destroy_process_group()

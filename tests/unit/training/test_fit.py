@@ -139,6 +139,9 @@ class ThreadWorkers:
             tensor.copy_(self._all[0][index] + self._all[1][index])
         self._barrier.wait(timeout=60)
 
+    def close(self) -> None:
+        pass
+
 
 def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Dataset) -> None:
     settings = tiny_settings("dspark", pass_packs=1)
