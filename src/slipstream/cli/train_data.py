@@ -102,7 +102,7 @@ def data(
 
     plan = GenerationPlan(parse_numbers(temperature, "--temperature"), max_tokens, seed)
     target = open_target(effective)
-    file = begin_folder(out, target.identity)
+    file = begin_folder(out, target.identity, validation_share)
     protected = ProtectedTexts(text for item in evaluation for text in _texts(item))
     dropped: Counter[str] = Counter()
     if imports:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from slipstream.errors import WeightsError
+from slipstream.errors import ConfigError, WeightsError
 from slipstream.tokenization.tokenizer import Tokenizer
 from slipstream.training.answers import Answer, append_answers, read_answers, read_interrupted
 from slipstream.training.dataset import ANSWERS_FILE, MANIFEST_FILE, read_manifest
@@ -14,15 +14,23 @@ from slipstream.training.identity import TargetIdentity
 from slipstream.training.overlap import ProtectedTexts
 
 
-def begin_folder(path: Path, target: TargetIdentity) -> Path:
+def begin_folder(path: Path, target: TargetIdentity, validation_share: float) -> Path:
     """Make the folder, or check that it holds this target's answers; returns the file of answers.
 
     Raises:
         WeightsError: It holds those of another target.
+        ConfigError: It holds out another share: prompts that were trained on could be held out.
     """
     path.mkdir(parents=True, exist_ok=True)
     if (path / MANIFEST_FILE).exists():
-        target.require_same(read_manifest(path).target, f"the answers in {path}")
+        manifest = read_manifest(path)
+        target.require_same(manifest.target, f"the answers in {path}")
+        if manifest.validation_share != validation_share:
+            raise ConfigError(
+                f"{path} holds out {manifest.validation_share:g} of its prompts, not "
+                f"{validation_share:g}; another share would mix what was held out with the rest",
+                hint=f"give --validation-share {manifest.validation_share:g} or another --out",
+            )
     return path / ANSWERS_FILE
 
 

@@ -95,7 +95,13 @@ def write_manifest(
     sources: Sequence[str],
     dropped: Counter[str],
 ) -> DatasetManifest:
-    """Describe the answers that lie in the folder `path`."""
+    """Describe the answers that lie in the folder `path`.
+
+    Args:
+        sources: Added to those of the manifest that is there.
+    """
+    if (path / MANIFEST_FILE).exists():
+        sources = tuple(dict.fromkeys((*read_manifest(path).sources, *sources)))
     answers = list(read_answers(path / ANSWERS_FILE))
     sides: dict[Split, list[Answer]] = {"train": [], "validation": []}
     for answer in answers:

@@ -11,7 +11,13 @@ from slipstream.errors import ConfigError, WeightsError
 from slipstream.training.answers import Answer, append_answers, read_answers, read_interrupted
 from slipstream.training.conversations import Conversation, usable
 from slipstream.training.data import begin_folder, import_answers
-from slipstream.training.dataset import ANSWERS_FILE, open_dataset, split_of
+from slipstream.training.dataset import (
+    ANSWERS_FILE,
+    open_dataset,
+    read_manifest,
+    split_of,
+    write_manifest,
+)
 from slipstream.training.draft_vocab import coverage, select_draft_tokens, unused_token
 from slipstream.training.generate import GenerationPlan, generate_answers
 from slipstream.training.overlap import ProtectedTexts, words_of
@@ -85,6 +91,16 @@ def test_a_changed_file_of_answers_is_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path / "data", target.identity)
 
 
+def test_what_is_added_keeps_sources_and_the_share_that_is_held_out(tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    path = tmp_path / "data"
+    write_dataset(path, target, counting_answers(4), share=0.25)
+    write_manifest(path, target.identity, 0.25, ["more"], Counter())
+    assert read_manifest(path).sources == ("a test", "more")
+    with pytest.raises(ConfigError, match=r"holds out 0\.25 of its prompts, not 0\.5"):
+        begin_folder(path, target.identity, 0.5)
+
+
 def test_imports_leave_out_what_is_there_or_protected(tmp_path: Path) -> None:
     target = tiny_target(tmp_path)
     tokenizer = target.loaded.tokenizer
@@ -100,7 +116,7 @@ def test_imports_leave_out_what_is_there_or_protected(tmp_path: Path) -> None:
         )
 
     append_answers(tmp_path / "a.jsonl", [answer(0, "hi"), answer(1, "secret"), answer(0, "hi")])
-    into = begin_folder(tmp_path / "data", target.identity)
+    into = begin_folder(tmp_path / "data", target.identity, 0.1)
     dropped: Counter[str] = Counter()
     told: list[int] = []
     files, protected = [tmp_path / "a.jsonl"], ProtectedTexts(["Secret."])
@@ -117,7 +133,7 @@ def test_answers_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
     target = tiny_target(tmp_path)
     foreign = counting_answers(1)[0].model_copy(update={"response_ids": (400, 5, 6)})
     append_answers(tmp_path / "a.jsonl", [foreign])
-    into = begin_folder(tmp_path / "data", target.identity)
+    into = begin_folder(tmp_path / "data", target.identity, 0.1)
     with pytest.raises(WeightsError, match="token 400, but the target has 320"):
         import_answers(
             [tmp_path / "a.jsonl"],
