@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ from slipstream.config.speculation import (
     SuffixConfig,
 )
 from slipstream.engine.llm import LLM
+from slipstream.execution.batch import ForwardBatch, ForwardOutput
+from slipstream.execution.runner import Runner
 from slipstream.kv.storage import KvStorage
 from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.verify import Candidate, Verdict, verify
@@ -194,14 +197,16 @@ def test_rows_of_a_tree_that_are_not_moved_into_place_are_found_out(
 def test_logits_that_depend_on_the_batch_are_found_out_with_the_gap_that_they_crossed(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Sampler.outcomes
+    honest = Runner.forward
 
-    def disturbed(self: Sampler, logits: Tensor, requests: Any) -> Any:  # Any: passed through
-        if len(requests) > 1:
-            logits = logits + 0.3 * torch.sin(torch.arange(logits.shape[1]))
-        return honest(self, logits, requests)
+    def disturbed(self: Runner, batch: ForwardBatch) -> ForwardOutput:
+        output = honest(self, batch)
+        if len(batch.logit_rows) == 1:
+            return output
+        waves = 0.3 * np.sin(np.arange(output.rows.shape[1], dtype=np.float32))
+        return replace(output, rows=(output.rows + waves).astype(np.float32))
 
-    monkeypatch.setattr(Sampler, "outcomes", disturbed)
+    monkeypatch.setattr(Runner, "forward", disturbed)
     report = audit(
         pair[0], "float32", drafters(pair[1]), sampling="greedy", sets="off", conditions="cold"
     )
