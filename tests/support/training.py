@@ -17,7 +17,7 @@ from slipstream.training.acceptance import AcceptanceTally
 from slipstream.training.answers import Answer, append_answers
 from slipstream.training.dataset import ANSWERS_FILE, Dataset, open_dataset, write_manifest
 from slipstream.training.fit import Intervals, Reporting
-from slipstream.training.nets import TrainedNet
+from slipstream.training.nets import FixedParts, TrainedNet
 from slipstream.training.objectives import objective_of
 from slipstream.training.session import TrainingTarget, open_source, start_net
 from slipstream.training.settings import (
@@ -117,9 +117,15 @@ def known_tokens(settings: RunSettings) -> torch.Tensor:
     return torch.arange(VOCAB_SIZE) if size == VOCAB_SIZE else torch.arange(size)
 
 
+def fixed_parts(settings: RunSettings) -> FixedParts:
+    """The draft's vocabulary and scales that are not all alike."""
+    num_channels = 32 * len(settings.net.tap_layer_ids)
+    return FixedParts(known_tokens(settings), torch.linspace(0.5, 2.0, num_channels))
+
+
 def tiny_net(settings: RunSettings, target: TrainingTarget) -> TrainedNet:
     """A net whose additions to DFlash do something, unlike at the start of a training."""
-    net = start_net(settings, target, known_tokens(settings))
+    net = start_net(settings, target, fixed_parts(settings))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for _, parameter in sorted(net.trained().items()):
@@ -134,7 +140,7 @@ def trainer_of(
     workers: Workers | None = None,
 ) -> Trainer:
     """A trainer at its beginning, the target asked for its states online."""
-    net = start_net(settings, target, known_tokens(settings))
+    net = start_net(settings, target, fixed_parts(settings))
     source = open_source(target, dataset, settings.net.tap_layer_ids, None)
     objective = objective_of(settings, net)
     return Trainer(net, objective, settings.fit, source, dataset.answers, workers or SingleWorker())

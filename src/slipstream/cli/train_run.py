@@ -22,6 +22,7 @@ from slipstream.errors import ConfigError
 from slipstream.training.dataset import Dataset, Split, open_dataset
 from slipstream.training.draft_vocab import select_draft_tokens, unused_token
 from slipstream.training.fit import Intervals, Reporting, fit
+from slipstream.training.nets import FixedParts
 from slipstream.training.objectives import objective_of
 from slipstream.training.packing import Piece, arrange, cut_answers
 from slipstream.training.plot import write_plot
@@ -32,7 +33,7 @@ from slipstream.training.session import (
     open_source,
     restore_run,
     start_net,
-    write_draft_tokens,
+    write_fixed,
 )
 from slipstream.training.settings import (
     Family,
@@ -42,6 +43,7 @@ from slipstream.training.settings import (
     RunSettings,
     default_losses,
 )
+from slipstream.training.tap_scales import NUM_MEASURED, measure_tap_scales
 from slipstream.training.trainer import Trainer
 from slipstream.training.workers import DistributedWorkers, SingleWorker, Workers
 
@@ -113,10 +115,13 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     )
     if workers.rank == 0:
         folder.begin(record)
-        write_draft_tokens(folder, token_ids)
     workers.add_up([torch.zeros(1)])  # the others wait until the folder is there
     source = open_source(target, dataset, settings.net.tap_layer_ids, options.files.cache)
-    net = start_net(settings, target, token_ids)
+    measured = source.features(dataset.indices("train")[:NUM_MEASURED])
+    fixed = FixedParts(token_ids, measure_tap_scales(measured))
+    if workers.rank == 0:
+        write_fixed(folder, fixed)
+    net = start_net(settings, target, fixed)
     trainer = Trainer(
         net, objective_of(settings, net), settings.fit, source, dataset.answers, workers
     )

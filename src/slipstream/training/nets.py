@@ -25,8 +25,22 @@ from slipstream.training.attention import attend_bfloat16
 from slipstream.training.settings import NetSettings
 
 HEAD = "lm_head.weight"
+_FUSION = "fc.weight"
 _CONV_GROUP = 16
 _KEPT = ("norm.weight", "base_kernel")  # no product reads them
+
+
+@dataclass(frozen=True, slots=True)
+class FixedParts:
+    """What is measured before a training and stays.
+
+    Attributes:
+        token_ids: [draft_vocab] int64 target id of each of the draft's tokens, ascending.
+        tap_scales: [taps * hidden] float32, see `measure_tap_scales`.
+    """
+
+    token_ids: Tensor
+    tap_scales: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +51,27 @@ class TrainedNet:
         parameters: Name -> float32 tensor; those that are trained require a gradient.
         ends: The target's embeddings and head.
         token_ids: [draft_vocab] int64 target id of each of its tokens; None if it knows all.
+        tap_scales: [taps * hidden] float32; the parameter `fc.weight` is for taps divided by it.
     """
 
     hparams: DraftHparams
     parameters: dict[str, Tensor]
     ends: StoredEnds
     token_ids: Tensor | None
+    tap_scales: Tensor
 
     def trained(self) -> dict[str, Tensor]:
         """The parameters that are optimised, in a fixed order."""
         return {name: p for name, p in sorted(self.parameters.items()) if p.requires_grad}
 
+    def as_run(self) -> dict[str, Tensor]:
+        """The parameters as the net reads them, and as they are stored, in float32."""
+        return self.parameters | {_FUSION: self.parameters[_FUSION] / self.tap_scales}
+
     def copy_in(self, dtype: torch.dtype) -> AnyDraftNet:
         """A net to run, its products in `dtype`; gradients reach the parameters."""
         rounded = {
-            name: p if name.endswith(_KEPT) else p.to(dtype) for name, p in self.parameters.items()
+            name: p if name.endswith(_KEPT) else p.to(dtype) for name, p in self.as_run().items()
         }
         net_class = net_class_of(self.hparams)
         attention = attend_bfloat16 if dtype == torch.bfloat16 else None
@@ -59,9 +79,10 @@ class TrainedNet:
 
 
 def new_net(
-    settings: NetSettings, target: Model, ends: StoredEnds, token_ids: Tensor, seed: int
+    settings: NetSettings, target: Model, ends: StoredEnds, fixed: FixedParts, seed: int
 ) -> TrainedNet:
     """A net with random weights; its head and the norm in front are the target's."""
+    token_ids = fixed.token_ids
     hparams = net_hparams(settings, target.hparams)
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(hparams, generator)
@@ -70,7 +91,9 @@ def new_net(
     for name, parameter in parameters.items():
         parameter.requires_grad_(name != HEAD or settings.trains_head)
     is_reduced = hparams.is_reduced
-    return TrainedNet(hparams, parameters, ends, token_ids if is_reduced else None)
+    return TrainedNet(
+        hparams, parameters, ends, token_ids if is_reduced else None, fixed.tap_scales
+    )
 
 
 def net_hparams(settings: NetSettings, target: Hparams) -> DraftHparams:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import WeightsError
 from slipstream.training.dataset import Dataset
 from slipstream.training.identity import TargetIdentity, identify
-from slipstream.training.nets import HEAD, TrainedNet, new_net
-from slipstream.training.run_folder import Progress, RunFolder, RunRecord, write_text
+from slipstream.training.nets import HEAD, FixedParts, TrainedNet, new_net
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.settings import RunSettings
 from slipstream.training.shards import CachedSource, read_cache_manifest
 from slipstream.training.sources import FeatureSource, OnlineSource
 from slipstream.training.target import TargetReader, read_ends
 
 DEFAULT_NUM_TOP = 64
-_TOKENS_FILE = "draft_tokens.json"
+_FIXED_FILE = "fixed.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +88,21 @@ def open_source(
     return source
 
 
-def start_net(settings: RunSettings, target: TrainingTarget, token_ids: Tensor) -> TrainedNet:
+def start_net(settings: RunSettings, target: TrainingTarget, fixed: FixedParts) -> TrainedNet:
     """A net with the weights that a run begins with."""
     return new_net(
         settings.net,
         target.loaded.model,
         read_ends(target.loaded),
-        token_ids,
+        fixed,
         settings.fit.seed,
     )
 
 
-def write_draft_tokens(folder: RunFolder, token_ids: Tensor) -> None:
-    """Keep which tokens the draft knows."""
-    write_text(folder.path / _TOKENS_FILE, json.dumps(token_ids.tolist()) + "\n")
+def write_fixed(folder: RunFolder, fixed: FixedParts) -> None:
+    """Keep what stays through a run."""
+    tensors = {"token_ids": fixed.token_ids, "tap_scales": fixed.tap_scales}
+    save_file(tensors, folder.path / _FIXED_FILE)
 
 
 def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
@@ -119,11 +121,10 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
         )
     progress, tensors = saved
     try:
-        ids = json.loads((path / _TOKENS_FILE).read_text(encoding="utf-8"))
-        token_ids = torch.tensor(ids, dtype=torch.int64)
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path / _TOKENS_FILE} cannot be read: {error}") from error
-    net = start_net(record.settings, target, token_ids)
+        fixed = FixedParts(**load_file(path / _FIXED_FILE))
+    except (OSError, TypeError, SafetensorError) as error:
+        raise WeightsError(f"{path / _FIXED_FILE} cannot be read: {error}") from error
+    net = start_net(record.settings, target, fixed)
     with torch.no_grad():
         for name, parameter in net.trained().items():
             parameter.copy_(tensors[f"parameter/{name}"])
@@ -133,4 +134,4 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
 def stored_parameters(net: TrainedNet) -> dict[str, Tensor]:
     """What a checkpoint of the net must hold; a head that is the target's own is left out."""
     is_shared = net.token_ids is None and not net.parameters[HEAD].requires_grad
-    return {name: p for name, p in net.parameters.items() if name != HEAD or not is_shared}
+    return {name: p for name, p in net.as_run().items() if name != HEAD or not is_shared}

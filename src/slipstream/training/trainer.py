@@ -86,9 +86,9 @@ class Trainer:
         batches = self._batches(packs[own], seeds[own])
         weight = self._summed(sum(batch.total_weight for batch in batches))
         total = max(weight, _SMALLEST_WEIGHT)
-        net = self.net.copy_in(_DTYPES[self._settings.dtype])
         loss = 0.0
         for batch in batches:
+            net = self.net.copy_in(_DTYPES[self._settings.dtype])
             outcome = self._objective.measure(net, batch, total)
             outcome.loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             loss += float(outcome.loss.detach())

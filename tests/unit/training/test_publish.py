@@ -19,14 +19,15 @@ from slipstream.training.session import (
     TrainingTarget,
     open_source,
     restore_run,
-    write_draft_tokens,
+    stored_parameters,
+    write_fixed,
 )
 from slipstream.training.settings import Family
 from slipstream.weights.open import open_checkpoint
 from tests.support.training import (
     FAMILIES,
     counting_answers,
-    known_tokens,
+    fixed_parts,
     tiny_settings,
     tiny_target,
     trainer_of,
@@ -46,7 +47,7 @@ def saved_run(family: Family, target: TrainingTarget, path: Path) -> RestoredRun
     folder = RunFolder(path / "run")
     sha256 = dataset.manifest.sha256
     folder.begin(RunRecord(target=target.identity, dataset_sha256=sha256, settings=settings))
-    write_draft_tokens(folder, known_tokens(settings))
+    write_fixed(folder, fixed_parts(settings))
     with pytest.raises(WeightsError, match="no checkpoint yet"):
         restore_run(path / "run", target)
     folder.save(Progress(), trainer_of(settings, target, dataset).state())
@@ -71,7 +72,7 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     assert net.hparams == run.net.hparams
     assert net.draft_token_ids is not None
     assert torch.equal(net.draft_token_ids, run.net.token_ids)  # type: ignore[arg-type]  # reduced
-    for name, parameter in run.net.parameters.items():
+    for name, parameter in stored_parameters(run.net).items():
         assert torch.equal(net.parameters[name], parameter), name
     told = json.loads((tmp_path / "draft/provenance.json").read_text())
     assert told["run"]["dataset_sha256"] == run.record.dataset_sha256
@@ -89,7 +90,7 @@ def test_a_drafter_in_gguf_loads_as_the_net_that_was_trained(
     net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
 
     assert net.hparams == run.net.hparams
-    for name, parameter in run.net.parameters.items():
+    for name, parameter in stored_parameters(run.net).items():
         assert torch.equal(net.parameters[name], parameter), name
 
 
@@ -102,7 +103,7 @@ def test_a_quantised_drafter_is_small_and_near(target: TrainingTarget, tmp_path:
     assert sizes["q4_0"] < sizes["q8_0"] < sizes["f32"]
     checkpoint = open_checkpoint(tmp_path / "q8_0" / GGUF_FILE)
     net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
-    expected = run.net.parameters["fc.weight"].detach()
+    expected = run.net.as_run()["fc.weight"].detach()
     torch.testing.assert_close(net.parameters["fc.weight"], expected, rtol=0.02, atol=1e-3)
 
 
