@@ -54,7 +54,6 @@ class BlockNetDrafter:
         self._rules = rules
         self._net = parts.net
         self._passes = BlockPasses(parts.net, DraftKv(parts.storage))
-        self._tap_layer_ids: tuple[int, ...] = parts.net.hparams.tap_layer_ids or ()
 
     @property
     def name(self) -> str:
@@ -62,15 +61,10 @@ class BlockNetDrafter:
 
     @property
     def needs(self) -> DrafterNeeds:
-        return DrafterNeeds(
-            target_layer_ids=self._tap_layer_ids,
-            kv_bytes_per_token=self._parts.storage.bytes_per_token,
-            weight_bytes=self._net.weight_bytes,
-            max_len=self._parts.max_len,
-        )
+        return self._parts.needs
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
-        taps = torch.cat([taps_of(item.taps, self._tap_layer_ids) for item in rows])
+        taps = torch.cat([taps_of(item.taps, self._parts.tap_layer_ids) for item in rows])
         counts = [len(next(iter(item.taps.values()))) for item in rows]
         slots = [item.slots[-count:] for item, count in zip(rows, counts, strict=True)]
         positions = [

@@ -40,7 +40,6 @@ class Eagle3Drafter:
         self._rules = rules
         self._net = parts.net
         self._passes = Eagle3Passes(parts.net, DraftKv(parts.storage))
-        self._tap_layer_ids: tuple[int, ...] = parts.net.hparams.tap_layer_ids or ()
         self._newest: dict[str, _Newest] = {}
 
     @property
@@ -49,16 +48,11 @@ class Eagle3Drafter:
 
     @property
     def needs(self) -> DrafterNeeds:
-        return DrafterNeeds(
-            target_layer_ids=self._tap_layer_ids,
-            kv_bytes_per_token=self._parts.storage.bytes_per_token,
-            weight_bytes=self._net.weight_bytes,
-            max_len=self._parts.max_len,
-        )
+        return self._parts.needs
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
         for item in rows:
-            taps = taps_of(item.taps, self._tap_layer_ids)
+            taps = taps_of(item.taps, self._parts.tap_layer_ids)
             first = len(item.slots) - len(taps)
             count = len(item.next_tokens)
             if count == 0:

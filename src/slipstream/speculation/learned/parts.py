@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slipstream.speculation.drafter import DrafterNeeds
+
 if TYPE_CHECKING:
     from slipstream.kv.storage import KvStorage
     from slipstream.models.drafts.load import AnyDraftNet
@@ -26,6 +28,21 @@ class DraftNetParts:
     storage: KvStorage
     sampler: Sampler
     max_len: int
+
+    @property
+    def tap_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose states the net reads, in its order."""
+        return self.net.hparams.tap_layer_ids or ()
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """What a drafter with this net asks of the engine."""
+        return DrafterNeeds(
+            target_layer_ids=self.tap_layer_ids,
+            kv_bytes_per_token=self.storage.bytes_per_token,
+            weight_bytes=self.net.weight_bytes,
+            max_len=self.max_len,
+        )
 
 
 @dataclass(frozen=True, slots=True)
