@@ -242,8 +242,6 @@ void run_wide_bf16(const Product& p, Share outs, const uint8_t* x) {
         for (int row_tile = 0; row_tile < row_tiles; row_tile += 2) {
             const bool has_next = row_tile + 1 < row_tiles;
             const uint8_t* x0 = x + row_tile * strip_bytes;
-            prefetch_sums(p, 16 * row_tile, 32, tile * TILE_OUT);
-            if (has_second) prefetch_sums(p, 16 * row_tile, 32, (tile + 1) * TILE_OUT);
             multiply_square(w0, w1, x0, has_next ? x0 + strip_bytes : x0, num_steps, sums);
             for (int i = 0; i < 32; i++) {
                 const int row = 16 * row_tile + i;

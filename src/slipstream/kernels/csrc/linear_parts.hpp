@@ -62,17 +62,5 @@ inline void put(const Product& p, int row, int first_out, f32x16 sums) {
 }
 #endif
 
-// Bring the lines of some rows' sums near, to be written: a product takes as long as a miss.
-inline void prefetch_sums(const Product& p, int first_row, int num_rows, int first_out) {
-    const int left = p.num_rows - first_row, count = left < num_rows ? left : num_rows;
-    for (int m = 0; m < count; m++) {
-        const int64_t at = (first_row + m) * p.out_stride + first_out;
-        if (p.store == TO_BF16)
-            __builtin_prefetch(static_cast<uint16_t*>(p.out) + at, 1);
-        else
-            __builtin_prefetch(static_cast<float*>(p.out) + at, 1);
-    }
-}
-
 }  // namespace
 }  // namespace slipstream
