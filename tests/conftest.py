@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,32 @@ def unchanged_loggers() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+def _threads_given_back() -> Iterator[None]:
+    """Building an engine sets the number of torch's threads for the whole process."""
+    torch = sys.modules.get("torch")  # a test that never needed it does not import it here
+    before = None if torch is None else torch.get_num_threads()
+    yield
+    if torch is not None:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_threads() -> Iterator[None]:
+    """A test gives torch's threads back as it found them."""
+    yield from _threads_given_back()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchanged_threads_of_module() -> Iterator[None]:
+    """So does a module, whose own fixtures may build engines."""
+    yield from _threads_given_back()
+
+
+@pytest.fixture
+def one_thread(unchanged_threads: None) -> None:
+    """One thread of torch, whatever the environment says."""
+    import torch
+
+    torch.set_num_threads(1)

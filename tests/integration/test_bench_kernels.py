@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,8 @@ import torch
 
 from slipstream.bench import kernel_run
 from slipstream.cli.main import main
-from slipstream.kernels.library import open_kernels
+from tests.support.native import native_kernels
 from tests.support.tiny import write_tiny_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +23,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_kernel_is_timed_against_its_twin(
     model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if open_kernels() is None:
-        pytest.skip("the native kernels were not built")
+    native_kernels()
     out = tmp_path / "kernels.json"
     command = ["bench", "kernels", "--model", str(model_path), "--set", "engine.num_threads=1"]
     formats = "BF16,Q4_1,Q4_1:int8"

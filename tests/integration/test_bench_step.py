@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,10 @@ import pytest
 import torch
 
 from slipstream.cli.main import main
-from slipstream.kernels.library import open_kernels
+from tests.support.native import native_kernels
 from tests.support.tiny import write_tiny_checkpoint
 
 SETTINGS = ["memory.kv_bytes=32MiB", "engine.num_threads=1"]
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +38,7 @@ def run(model_path: Path, folder: Path, *options: str) -> tuple[Any, str]:  # An
 
 
 def test_a_native_step_is_taken_apart_without_a_rest(model_path: Path, tmp_path: Path) -> None:
-    if open_kernels() is None:
-        pytest.skip("the native kernels were not built")
+    native_kernels()
     document, output = run(model_path, tmp_path, "--rows", "1,8,64,200")
     assert [(step["case"]["num_rows"], step["case"]["shape"]) for step in document["steps"]] == [
         (1, "draft"),

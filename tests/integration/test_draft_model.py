@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from slipstream.engine.llm import LLM, Generation
-from slipstream.kernels.library import open_kernels
 from slipstream.sampling.params import SamplingParams
 from tests.support.models import default_model_path
+from tests.support.native import native_kernels
 from tests.support.tiny import write_tiny_checkpoint
 
 PROMPTS = [list(range(10, 50)), list(range(60, 65)), [*range(10, 40), 99]]
@@ -27,14 +26,6 @@ SAMPLED = SamplingParams(
     seed=5,
     ignore_eos=True,
 )
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def load(path: Path, drafters: Sequence[dict[str, Any]], dtype: str = "float32") -> LLM:
@@ -127,8 +118,7 @@ def kernels_of(llm: LLM) -> dict[str, set[str]]:
 
 @pytest.mark.model
 def test_the_default_model_and_its_draft_model_are_served_by_native_kernels_alone() -> None:
-    if open_kernels() is None:
-        pytest.skip("the native kernels were not built")
+    native_kernels()
     drafter = {"kind": "draft_model", "name": "small", "source": "target"}
     with load(default_model_path(), [drafter], "bfloat16") as llm:
         llm.generate(PROMPTS, replace(GREEDY, max_tokens=4))

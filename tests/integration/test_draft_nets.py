@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from slipstream.engine.llm import LLM, Generation
@@ -25,14 +24,6 @@ SAMPLED = SamplingParams(
     temperature=1.0, top_p=0.95, repetition_penalty=1.1, max_tokens=24, seed=5, ignore_eos=True
 )
 KINDS = {"eagle3": "eagle3", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def load(

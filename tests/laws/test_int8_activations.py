@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from shutil import copy
 
 import pytest
-import torch
 
-from slipstream.engine.llm import LLM
 from slipstream.errors import ConfigError
-from slipstream.kernels.library import KernelLibrary, open_kernels
-from slipstream.sampling.params import SamplingParams
+from slipstream.kernels.library import KernelLibrary
 from tests.support.gguf_files import write_tiny_gguf
+from tests.support.native import native_kernels
+from tests.support.repetitive import DRAFT_MODEL, PARAMS, PROMPTS, answers
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
 INT8 = {"model.activations": "int8", "model.dtype": "bfloat16"}
-DRAFT_MODEL = {"kind": "draft_model", "source": "target"}
-PROMPTS = [
-    "the cat sat on the mat and the cat sat on the",
-    "the cat sat on the mat and the dog ran",
-    "one two three one two three one two",
-    "the cat sat on the mat and the cat",
-]
-PARAMS = [
-    SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=True),
-    SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True, logprobs=True),
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _kernels() -> KernelLibrary:
-    library = open_kernels()
-    if library is None:
-        pytest.skip("the native kernels were not built")
-    return library
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    return native_kernels()
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +40,6 @@ def gguf(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(checkpoint: Path) -> dict[str, object]:
     return INT8 | {"model.tokenizer": str(checkpoint), "model.max_model_len": 96}
-
-
-def answers(llm: LLM, params: SamplingParams) -> list[object]:
-    """What a client sees of each prompt."""
-    return [
-        (generation.token_ids, generation.choices[0].logprobs)
-        for generation in llm.generate(PROMPTS, params)
-    ]
 
 
 def test_drafts_hits_and_preemption_change_no_answer(

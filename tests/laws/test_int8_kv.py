@@ -7,35 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.llm import LLM
-from slipstream.sampling.params import SamplingParams
+from tests.support.repetitive import DRAFT_MODEL, PARAMS, PROMPTS, answers
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
 INT8 = {"memory.kv_dtype": "int8", "memory.draft_kv_dtype": "int8"}
-DRAFT_MODEL = {"kind": "draft_model", "source": "target"}
-PROMPTS = [
-    "the cat sat on the mat and the cat sat on the",
-    "the cat sat on the mat and the dog ran",
-    "one two three one two three one two",
-    "the cat sat on the mat and the cat",
-]
-PARAMS = [
-    SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=True),
-    SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True, logprobs=True),
-]
 
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), head_dim=32)
-
-
-def answers(llm: LLM, params: SamplingParams) -> list[object]:
-    """What a client sees of each prompt."""
-    return [
-        (generation.token_ids, generation.choices[0].logprobs)
-        for generation in llm.generate(PROMPTS, params)
-    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

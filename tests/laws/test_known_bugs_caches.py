@@ -5,13 +5,12 @@ Each test names the public report it is taken from; docs/concepts/known-bugs.md 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from slipstream.config.speculation import NgramConfig, SuffixConfig
 from slipstream.engine.llm import LLM
@@ -37,15 +36,6 @@ from tests.support.runs import (
     tokens_of,
 )
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
 
 # ---- what the prefix cache remembers ----
 

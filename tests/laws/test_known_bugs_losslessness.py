@@ -6,7 +6,6 @@ Each test names the public report it is taken from; docs/concepts/known-bugs.md 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -44,13 +43,7 @@ DRAFTERS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

@@ -5,12 +5,10 @@ Each test names the public report it is taken from; docs/concepts/known-bugs.md 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from slipstream.engine.messages import SpeculationOptions
 from slipstream.sampling.params import SamplingParams
@@ -42,14 +40,6 @@ from tests.support.runs import (
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
 PROMPTS = [tuple(range(100 + 3 * number, 112 + 3 * number)) for number in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 # ---- preemption and pauses ----

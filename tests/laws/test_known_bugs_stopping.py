@@ -5,7 +5,7 @@ Each test names the public report it is taken from; docs/concepts/known-bugs.md 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,6 @@ from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
 EOS = 2
 DRAFT_LENS = [1, 2, 3, 5, 8]
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def with_oracle(

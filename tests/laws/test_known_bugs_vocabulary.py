@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from slipstream.errors import VocabularyMismatchError
 from slipstream.sampling.params import SamplingParams
@@ -27,14 +25,6 @@ TEXTS = [
     "👩‍👩‍👧‍👦 family 🇩🇪 flag 👍🏽",
     "mixed ascii, ελληνικά, 한국어 and 🦀🦀🦀",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """Building an engine sets the number of threads of the whole process."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize(("target_padding", "draft_padding"), [(20, 0), (0, 20), (20, 8), (0, 0)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,30 +12,23 @@ from torch import Tensor
 
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
-from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
+from tests.support.native import native_kernels
 from tests.support.passes import Chunk, SlotSource, chunk_batch, run_chunks
 from tests.support.tiny import FAMILIES, write_tiny_checkpoint
 
 NUM_TOKENS = 70
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def kernels() -> KernelLibrary:
-    try:
-        return KernelLibrary()
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
+    return native_kernels()
 
 
 def make_runner(

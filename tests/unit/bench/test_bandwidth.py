@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.bench.bandwidth import READS_AT_ONCE, BandwidthMeter
 from slipstream.clock import ManualClock
-from slipstream.kernels.library import open_kernels
+from tests.support.native import native_kernels
 
 
 class TickingClock(ManualClock):
@@ -21,8 +21,5 @@ class TickingClock(ManualClock):
 def test_rates_are_whole_words_over_seconds_and_the_first_read_does_not_count(
     num_bytes: int, expected: int
 ) -> None:
-    kernels = open_kernels()
-    if kernels is None:
-        pytest.skip("the native kernels were not built")
-    meter = BandwidthMeter(kernels, num_bytes, TickingClock())
+    meter = BandwidthMeter(native_kernels(), num_bytes, TickingClock())
     assert meter.read() == [expected] * (READS_AT_ONCE - 1)

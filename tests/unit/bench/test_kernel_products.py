@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from slipstream.bench.kernel_products import ProductCases, fits, random_weight, shapes_of
-from slipstream.kernels.library import KernelLibrary, open_kernels
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kernels.structs import FORMATS
 from slipstream.models.layers.linear import LinearFactory, NativeLinear
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
+from tests.support.native import native_kernels
 from tests.support.tiny import write_tiny_checkpoint
 
 
@@ -28,10 +29,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def kernels() -> KernelLibrary:
-    library = open_kernels()
-    if library is None:
-        pytest.skip("the native kernels were not built")
-    return library
+    return native_kernels()
 
 
 def test_shapes_and_bytes_are_those_of_the_loaded_model(

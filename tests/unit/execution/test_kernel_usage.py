@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from slipstream.execution.runner import Runner
-from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
 from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 from tests.support.gguf_files import write_tiny_gguf
+from tests.support.native import native_kernels
 from tests.support.passes import Chunk, SlotSource, chunk_batch, make_runner
 from tests.support.tiny import write_tiny_checkpoint
 
@@ -37,10 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def native_runner(path: Path) -> Runner:
-    try:
-        kernels = KernelLibrary()
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
+    kernels = native_kernels()
     model = load_model(open_checkpoint(path), torch.bfloat16, kernels=kernels)
     shape = model.hparams
     storage = KvStorage(64, shape.num_layers, shape.kv_heads, shape.head_dim, torch.bfloat16)

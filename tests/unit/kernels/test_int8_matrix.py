@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -11,22 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kernels.twins import int8_twin, matrix_twin, quantise
 from slipstream.weights.gguf_blocks import QuantizedTensor
 from tests.support.blocks import random_blocks
+from tests.support.native import native_kernels
 
 _FORMATS = ("Q8_0", "Q4_0", "Q4_1")
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64)
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_rows(num_rows: int, num_in: int) -> Tensor:
@@ -90,10 +84,7 @@ def test_threads_change_no_bit(library: KernelLibrary, name: str, num_threads: i
 def test_shapes_at_random_give_the_bits_of_the_twin(
     name: str, num_rows: int, num_steps: int, num_out: int, isa: str
 ) -> None:
-    try:
-        library = KernelLibrary(isa=isa)
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
+    library = native_kernels(isa)
     stored, x = random_blocks(name, num_out, 32 * num_steps), random_rows(num_rows, 32 * num_steps)
     assert torch.equal(multiply(int8_matrix(library, stored), x), int8_twin(x, stored))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,12 +15,7 @@ from tests.support.blocks import random_blocks
 _ROW_COUNTS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64)
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def operands(num_rows: int, num_in: int, num_out: int) -> tuple[Tensor, Tensor]:

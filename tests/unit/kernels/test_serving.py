@@ -10,18 +10,15 @@ import pytest
 from slipstream.attention import native
 from slipstream.attention.backend import AttentionShape
 from slipstream.kernels import library
-from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
 from slipstream.kernels.serving import HEAD_LEN_STEP, foresee_serving
+from tests.support.native import native_kernels
 
 DEFAULT = {"Q4_1": 106_000_000, "Q8_0": 28_000_000, "F32": 35_000}
 
 
 @pytest.fixture
 def _kernels() -> None:
-    try:
-        KernelLibrary()
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
+    native_kernels()
 
 
 @pytest.mark.usefixtures("_kernels")

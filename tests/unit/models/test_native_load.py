@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,29 +11,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.execution.runner import Runner
-from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 from tests.support.gguf_files import write_tiny_gguf
+from tests.support.native import native_kernels
 from tests.support.passes import Chunk, SlotSource, run_chunks
 from tests.support.tiny import write_tiny_checkpoint
 
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def kernels() -> KernelLibrary:
-    try:
-        return KernelLibrary()
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
+    return native_kernels()
 
 
 def runner_of(path: Path, kernels: KernelLibrary) -> Runner:
