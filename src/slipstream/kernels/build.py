@@ -82,7 +82,7 @@ def _build(folder: Path) -> Path:
 
 def _units() -> list[_Unit]:
     int8 = "linear_int8_vector.cpp"
-    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp")
+    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", "draw.cpp")
     plain_units = ("attention_units.cpp", "pack.cpp", "pass.cpp", "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]

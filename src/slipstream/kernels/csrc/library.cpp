@@ -8,6 +8,7 @@
 #endif
 
 #include "bandwidth.hpp"
+#include "draw.hpp"
 #include "pass.hpp"
 #include "team.hpp"
 
@@ -184,6 +185,14 @@ SL_EXPORT void sl_rotate_and_store(int isa, const Projection* p, const Attention
 
 SL_EXPORT void sl_gate(int isa, int kind, const float* gate_up, uint16_t* out, int size, int num_rows) {
     (SL_PICK(isa, gate))(kind, gate_up, out, size, {0, num_rows});
+}
+
+// Noise of the same tokens in several rows, [num_rows, count]; each row has a seed and a position.
+SL_EXPORT void sl_noise(int isa, const uint32_t* token_ids, int count, const uint64_t* seeds,
+                        const uint64_t* positions, int num_rows, float* out) {
+    for (int row = 0; row < num_rows; row++)
+        (SL_PICK(isa, noise))(noise_key(seeds[row], positions[row]), token_ids, count,
+                              out + size_t(row) * count);
 }
 
 SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }
