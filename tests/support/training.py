@@ -101,7 +101,7 @@ def tiny_settings(
         "step_packs": 4,
         "num_anchors": 12,
         "num_steps": 6,
-        "learning_rate": 0.01,
+        "learning_rate": 0.05,
         "dtype": "float32",
     }
     return RunSettings(

@@ -17,7 +17,7 @@ EpochsOption = Annotated[float, typer.Option(min=0.001, help="How often each ans
 StepsOption = Annotated[int | None, typer.Option(min=1, help="Steps instead of --epochs.")]
 RateOption = Annotated[
     float | None,
-    typer.Option("--learning-rate", min=1e-7, help="Highest; not given: 1e-3, for eagle3 5e-4."),
+    typer.Option("--learning-rate", min=1e-7, help="Highest; not given: 8e-3, for adamw 1e-3."),
 ]
 HeadOption = Annotated[
     bool | None,
@@ -61,8 +61,9 @@ def fit(
     learning_rate: RateOption = None,
     pack_len: Annotated[int, typer.Option(min=16, help="Tokens of a packed sequence.")] = 512,
     step_packs: Annotated[int, typer.Option(min=1, help="Packs of a step.")] = 8,
-    pass_packs: Annotated[int, typer.Option(min=1, help="Packs of a pass.")] = 2,
+    pass_packs: Annotated[int, typer.Option(min=1, help="Packs of a pass.")] = 8,
     anchors: Annotated[int, typer.Option(min=1, help="Drafts that start in a pack.")] = 96,
+    optimiser: Annotated[str, typer.Option(help="Of matrices: muon or adamw.")] = "muon",
     dtype: Annotated[str, typer.Option(help="Of products: bfloat16 or float32.")] = "bfloat16",
     recompute: Annotated[bool, typer.Option("--recompute", help="Less memory, slower.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 100,
@@ -92,6 +93,7 @@ def fit(
             "step_packs": step_packs,
             "pass_packs": pass_packs,
             "num_anchors": anchors,
+            "optimiser": optimiser,
             "dtype": dtype,
             "recomputes": recompute,
             "seed": seed,

@@ -50,8 +50,7 @@ from slipstream.training.workers import DistributedWorkers, SingleWorker, Worker
 DRAFT_FOLDER = "draft"
 PLOT_FILE = "training.png"
 _SCORE_EVERY = 10
-_RATES = {"eagle3": 5e-4}
-_RATE = 1e-3
+_RATES = {"muon": 8e-3, "adamw": 1e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +99,7 @@ class FitOptions:
 
 def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     """Train, and write the drafter, its provenance and a picture of the run."""
+    torch.set_flush_denormal(True)  # softmax over a vocabulary is full of them, and they are slow
     workers = _workers()
     console = Console(quiet=workers.rank != 0)
     dataset = open_dataset(options.files.data, target.identity)
@@ -158,7 +158,7 @@ def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOption
         raise ConfigError(f'--family must be one of {", ".join(get_args(Family))}, got "{family}"')
     try:
         net = _choose_net(target, dataset, options)
-        rate = options.learning_rate or _RATES.get(family, _RATE)
+        rate = options.learning_rate or _RATES.get(options.course["optimiser"], 1.0)
         fields = {"num_steps": options.num_steps or 1, "learning_rate": rate, **options.course}
         course = FitSettings.model_validate(fields)
         losses = LossSettings.model_validate(

@@ -34,6 +34,7 @@ _TYPES = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
 }
 _BLOCK = 32  # values of a quantised block
+_FUSION = "fc.weight"
 
 
 def write_draft_gguf(
@@ -49,7 +50,8 @@ def write_draft_gguf(
         token_ids: [draft_vocab] int64 target id of each of the draft's tokens; None if it knows
             all.
         kind: How matrices are stored; what is no matrix, or has rows that no blocks divide, stays
-            float32.
+            float32. `fc` is never stored in less than bfloat16: its columns differ as much as the
+            channels of the taps do, so that one scale for a block would lose the small ones.
     Raises:
         ConfigError: The layout cannot express the net.
     """
@@ -71,7 +73,8 @@ def write_draft_gguf(
         values = tensor.detach().float().numpy()
         if is_eagle:
             values = _interleaved(name, values, hparams)
-        _add(writer, gguf_draft_name(name), values, kind)
+        is_coarse = name == _FUSION and kind != "f32"
+        _add(writer, gguf_draft_name(name), values, "bf16" if is_coarse else kind)
     if token_ids is not None:
         writer.add_tensor("d2t", token_ids.numpy())
     writer.write_header_to_file()

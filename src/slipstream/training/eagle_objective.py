@@ -12,7 +12,7 @@ from slipstream.models.drafts.eagle3 import Eagle3Net, Eagle3Rows
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.drafts.parts import Context, LayerKv, empty_context
 from slipstream.training.batch_blocks import BlockLabels, choose_anchors, label_blocks
-from slipstream.training.head_loss import HeadLoss, HeadTargets, LossScales, head_loss
+from slipstream.training.head_loss import HeadTargets, LossScales, head_loss
 from slipstream.training.objective import Batch, DraftIds, Outcome, RowResults
 from slipstream.training.packing import Packs
 from slipstream.training.settings import LossSettings
@@ -88,31 +88,29 @@ class EagleObjective:
         scales = LossScales(self._losses.label, self._losses.soft, self._losses.distance)
         rows, context = _start(first, batch)
         earlier: list[LayerKv] = []
-        heads: list[HeadLoss] = []
-        hits: list[Tensor] = []
-        for step in range(self._num_steps):
-            if step:
-                rows = _next_step(net, batch, step, rows, context, earlier)
-                earlier = _appended(earlier, rows.layers)
-            targets = self._targets(batch, step, total_weight)
-            vocabulary = net.parameters["lm_head.weight"]
-            head = head_loss([rows.normed.flatten(0, 2)], [vocabulary], targets, scales)
-            heads.append(head)
-            hits.append(head.best == targets.labels)
+        normed = [rows.normed]
+        for step in range(1, self._num_steps):
+            rows = _next_step(net, batch, step, rows, context, earlier)
+            earlier = _appended(earlier, rows.layers)
+            normed.append(rows.normed)
+        targets = self._targets(batch, total_weight)
+        vocabulary = net.parameters["lm_head.weight"]
+        head = head_loss([torch.cat(normed, 2).flatten(0, 2)], [vocabulary], targets, scales)
+        shape = batch.labels.is_valid.flatten(0, 1).shape
         results = RowResults(
-            overlap=torch.stack([head.overlap for head in heads], -1),
-            is_hit=torch.stack(hits, -1),
+            overlap=head.overlap.view(shape),
+            is_hit=(head.best == targets.labels).view(shape),
             is_valid=batch.labels.is_valid.flatten(0, 1),
         )
-        return Outcome(torch.stack([head.loss for head in heads]).sum(), results)
+        return Outcome(head.loss, results)
 
-    def _targets(self, batch: EagleBatch, step: int, total_weight: float) -> HeadTargets:
+    def _targets(self, batch: EagleBatch, total_weight: float) -> HeadTargets:
         labels = batch.labels
         return self._ids.targets(
-            labels.labels[..., step].flatten(),
-            labels.top_ids[..., step, :].flatten(0, 1),
-            labels.top_probs[..., step, :].flatten(0, 1),
-            batch.weights[..., step].flatten() / total_weight,
+            labels.labels.flatten(),
+            labels.top_ids.flatten(0, 2),
+            labels.top_probs.flatten(0, 2),
+            batch.weights.flatten() / total_weight,
         )
 
 

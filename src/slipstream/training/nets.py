@@ -27,6 +27,8 @@ from slipstream.training.settings import NetSettings
 HEAD = "lm_head.weight"
 _FUSION = "fc.weight"
 _CONV_GROUP = 16
+_NORM_SHARE = 0.3  # of the target's: drafts that are sure of nothing learn faster than wrong ones
+_NOISE_SHARE = 0.3  # of the usual random start of `fc`, around the deepest tap as it is
 _KEPT = ("norm.weight", "base_kernel")  # no product reads them
 
 
@@ -81,19 +83,32 @@ class TrainedNet:
 def new_net(
     settings: NetSettings, target: Model, ends: StoredEnds, fixed: FixedParts, seed: int
 ) -> TrainedNet:
-    """A net with random weights; its head and the norm in front are the target's."""
+    """A net to start from: the target's head behind random layers.
+
+    What the net reads is at first the deepest tap, nearly as it is, since the target's own head
+    already reads a token from it; and the norm in front of the head is smaller than the target's.
+    """
     token_ids = fixed.token_ids
     hparams = net_hparams(settings, target.hparams)
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(hparams, generator)
     parameters[HEAD] = ends.vocabulary[token_ids].float()
-    parameters["norm.weight"] = target.final_norm.scale.float().clone()
+    parameters["norm.weight"] = target.final_norm.scale.float() * _NORM_SHARE
+    parameters[_FUSION] = parameters[_FUSION] * _NOISE_SHARE
+    _add_deepest_tap(parameters[_FUSION], fixed.tap_scales)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name != HEAD or settings.trains_head)
     is_reduced = hparams.is_reduced
     return TrainedNet(
         hparams, parameters, ends, token_ids if is_reduced else None, fixed.tap_scales
     )
+
+
+def _add_deepest_tap(fusion: Tensor, tap_scales: Tensor) -> None:
+    """Let `fusion`, [hidden, taps * target hidden] for divided taps, pass the last tap through."""
+    width = min(fusion.shape[0], fusion.shape[1])
+    scales = tap_scales[-width:]
+    fusion[:width, -width:] += torch.diag(scales / scales.square().mean().sqrt())
 
 
 def net_hparams(settings: NetSettings, target: Hparams) -> DraftHparams:

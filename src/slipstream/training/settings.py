@@ -66,6 +66,7 @@ class FitSettings(_Settings):
         num_steps: Steps of the optimiser.
         learning_rate: At its highest, behind a warm-up over `warmup_share` of all steps; a cosine
             leads from there to `final_share` of it.
+        optimiser: Of the matrices between hidden states; the rest is AdamW's, see `Optimiser`.
         clip_norm: Longest gradient.
         dtype: Of matrix products; everything between them is float32, and so are the weights that
             are optimised.
@@ -74,13 +75,14 @@ class FitSettings(_Settings):
 
     pack_len: int = Field(default=512, ge=16)
     step_packs: int = Field(default=8, ge=1)
-    pass_packs: int = Field(default=2, ge=1)
+    pass_packs: int = Field(default=8, ge=1)
     num_anchors: int = Field(default=96, ge=1)
     num_steps: int = Field(ge=1)
     learning_rate: float = Field(gt=0.0)
     warmup_share: float = Field(default=0.04, ge=0.0, lt=1.0)
     final_share: float = Field(default=0.02, ge=0.0, le=1.0)
     weight_decay: float = Field(default=0.0, ge=0.0)
+    optimiser: Literal["muon", "adamw"] = "muon"
     clip_norm: float = Field(default=1.0, gt=0.0)
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     recomputes: bool = False

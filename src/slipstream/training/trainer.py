@@ -12,15 +12,14 @@ from slipstream.training.acceptance import AcceptanceTally
 from slipstream.training.answers import Answer
 from slipstream.training.nets import TrainedNet
 from slipstream.training.objective import Batch, Objective, Outcome
+from slipstream.training.optimiser import Optimiser
 from slipstream.training.packing import Piece, build_packs
 from slipstream.training.schedule import derived_seed, learning_rate
 from slipstream.training.settings import FitSettings
 from slipstream.training.sources import FeatureSource
 from slipstream.training.workers import Workers
 
-_BETAS = (0.9, 0.95)
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _SMALLEST_WEIGHT = 1e-6
 
 Packs = Sequence[Sequence[Piece]]
@@ -62,13 +61,7 @@ class Trainer:
         self._answers = answers
         self._workers = workers
         self._parameters = net.trained()
-        self._optimiser = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=settings.learning_rate,
-            betas=_BETAS,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._optimiser = Optimiser(self._parameters, settings)
 
     @property
     def saves(self) -> bool:
@@ -96,10 +89,7 @@ class Trainer:
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         self._workers.add_up(gradients)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.clip_norm)
-        for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate(self._settings, step)
-        self._optimiser.step()
-        self._optimiser.zero_grad()
+        self._optimiser.step(learning_rate(self._settings, step))
         return StepReport(self._summed(loss), sum(self._num_response(pack) for pack in packs))
 
     def measure(self, packs: Packs, tally: AcceptanceTally) -> float:
@@ -116,24 +106,15 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         """All that a run needs to go on, by name."""
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            tensors[f"parameter/{name}"] = parameter.detach()
-            moments = self._optimiser.state.get(parameter, {})
-            tensors |= {f"{key}/{name}": moments[key] for key in _MOMENTS if key in moments}
-        return tensors
+        parameters = {f"parameter/{name}": p.detach() for name, p in self._parameters.items()}
+        return parameters | self._optimiser.state()
 
     def restore(self, tensors: dict[str, Tensor], num_steps: int) -> None:
         """Go on from a `state` that was taken after `num_steps` steps."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors[f"parameter/{name}"])
-                if f"{_MOMENTS[0]}/{name}" in tensors:
-                    moments = {key: tensors[f"{key}/{name}"].clone() for key in _MOMENTS}
-                    self._optimiser.state[parameter] = {
-                        "step": torch.tensor(float(num_steps)),
-                        **moments,
-                    }
+        self._optimiser.restore(tensors, num_steps)
 
     def _batches(self, packs: Packs, seeds: Sequence[int]) -> list[Batch]:
         batches: list[Batch] = []

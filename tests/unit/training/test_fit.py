@@ -108,7 +108,7 @@ def test_another_runs_settings_are_refused_by_name(target: TrainingTarget, tmp_p
     folder.begin(record)
     folder.begin(record)
     changed = tiny_settings("dspark", learning_rate=0.5)
-    with pytest.raises(ConfigError, match=r"settings\.fit\.learning_rate \(0\.01 there, 0\.5 now"):
+    with pytest.raises(ConfigError, match=r"settings\.fit\.learning_rate \(0\.05 there, 0\.5 now"):
         folder.begin(record.model_copy(update={"settings": changed}))
 
 
@@ -167,7 +167,7 @@ def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Datase
         thread.join()
 
     assert losses[0] == losses[1] == pytest.approx(report.loss, rel=1e-5)
-    moments = "exp_avg/layers.0.mlp.down_proj.weight"
+    moments = "momentum_buffer/layers.0.mlp.down_proj.weight"
     expected = alone.state()[moments]
     for trainer in pair:
         torch.testing.assert_close(trainer.state()[moments], expected, rtol=1e-3, atol=1e-7)

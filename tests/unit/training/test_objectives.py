@@ -16,7 +16,7 @@ from slipstream.training.objective import Batch, DraftIds, Outcome
 from slipstream.training.objectives import objective_of
 from slipstream.training.packing import Packs, arrange, build_packs, cut_answers
 from slipstream.training.session import TrainingTarget, open_source
-from slipstream.training.settings import Family, RunSettings
+from slipstream.training.settings import Family, RunSettings, default_losses
 from tests.support.training import (
     FAMILIES,
     PACK_LEN,
@@ -152,8 +152,11 @@ def test_training_lowers_the_loss_and_raises_acceptance(
         trainer.step(step, packs, empty_tally(settings))
     loss_after = trainer.measure(packs, after)
 
-    assert loss_after < 0.9 * loss_before
-    assert after.sampled_length() > before.sampled_length()
+    assert loss_after < loss_before
+    if default_losses(family).soft:  # what the target says, which here is not what the answers say
+        assert after.sampled_length() > before.sampled_length()
+    else:
+        assert after.greedy_length() > before.greedy_length() + 0.2
 
 
 @pytest.mark.parametrize("family", ["dspark", "dflash2"])
