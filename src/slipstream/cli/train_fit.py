@@ -77,7 +77,6 @@ def fit(
 
     With torchrun before it, the processes share each step's packs.
     """
-    effective = load(config, settings, {"model.source": model})
     from slipstream.cli.train_run import FitOptions, NetOptions, RunFiles, run_fit
 
     sizes = (layers, draft_len, draft_vocab, intermediate, markov_rank)
@@ -101,4 +100,4 @@ def fit(
         checkpoint_every=checkpoint_every,
         num_held_out=held_out_packs,
     )
-    run_fit(open_target(effective), options)
+    run_fit(open_target(load(config, settings, {"model.source": model})), options)
