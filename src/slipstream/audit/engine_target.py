@@ -12,14 +12,9 @@ from slipstream.audit.counters import counter_sum
 from slipstream.audit.outcome import Case, Job, Outcome, RunResult, TopTwo
 from slipstream.audit.plan import NO_DRAFTERS, Condition, DrafterSet, Setting
 from slipstream.audit.pressure import MemoryPressure
+from slipstream.config.control import FixedControl
 from slipstream.config.schema import Config
-from slipstream.config.speculation import (
-    DrafterConfig,
-    DraftModelConfig,
-    FixedControl,
-    NgramConfig,
-    SuffixConfig,
-)
+from slipstream.config.speculation import DrafterConfig, DraftModelConfig, NgramConfig, SuffixConfig
 from slipstream.engine.llm import LLM
 from slipstream.engine.messages import (
     Event,

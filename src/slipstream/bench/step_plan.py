@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from slipstream.config.control import FixedControl
 from slipstream.config.schema import Config
-from slipstream.config.speculation import MAX_DRAFT_LEN, MAX_DRAFT_NODES, FixedControl
+from slipstream.config.speculation import MAX_DRAFT_LEN, MAX_DRAFT_NODES
 from slipstream.errors import ConfigError
 
 Shape = Literal["draft", "requests", "prompt"]

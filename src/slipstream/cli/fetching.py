@@ -7,15 +7,19 @@ from pathlib import Path
 from slipstream.cli.progress import BarProgress
 from slipstream.config.model import ModelConfig
 from slipstream.config.schema import Config
-from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
+from slipstream.config.speculation import SHIPPED_SOURCE, DraftModelConfig, DraftNetConfig
 from slipstream.weights.sources import resolve_source
+
+_ON_HAND = ("target", SHIPPED_SOURCE)
 
 
 def fetch_weights(config: Config) -> Path:
     """Fetch all that the configuration names, nothing twice; returns where the target is."""
     path = resolve_source(config.model, progress=BarProgress())
     for item in config.speculation.drafters:
-        if isinstance(item, DraftModelConfig | DraftNetConfig) and item.source != "target":
+        if not isinstance(item, DraftModelConfig | DraftNetConfig):
+            continue
+        if item.source not in _ON_HAND:
             source = ModelConfig(
                 source=item.source,
                 sha256=item.sha256,

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from slipstream.config.control import CostControl, FixedControl
 from slipstream.config.model import Activations, Dtype
 from slipstream.config.section import ByteSize, Section
 
@@ -146,12 +147,34 @@ class DraftModelConfig(Section):
     )
 
 
-class DraftNetConfig(Section):
+SHIPPED_SOURCE = "shipped"
+
+
+class _NetLimits(Section):
+    num_children: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
+    )
+    max_draft_len: int = Field(
+        default=8, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
+    )
+
+
+class DraftNetConfig(_NetLimits):
     """A net that reads the target's hidden states; trained for this very target."""
 
     kind: str
     name: str
-    source: str = Field(min_length=1, description="Where its weights are, as in `model.source`.")
+    source: str = Field(
+        default=SHIPPED_SOURCE,
+        min_length=1,
+        description=(
+            "Where its weights are, as in `model.source`; `shipped` is the one that comes with "
+            "Slipstream for this target."
+        ),
+    )
     sha256: str | None = Field(
         default=None,
         pattern="^[0-9a-f]{64}$",
@@ -162,15 +185,6 @@ class DraftNetConfig(Section):
     )
     dtype: Dtype = Field(
         default="auto", description="Type that its weights are held in; `auto` is bfloat16."
-    )
-    num_children: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
-    )
-    max_draft_len: int = Field(
-        default=8, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
     )
 
 
@@ -207,33 +221,14 @@ class DSparkConfig(DraftNetConfig):
     )
 
 
-class FixedControl(Section):
-    """Every step drafts up to the limits."""
+class ShippedConfig(_NetLimits):
+    """The best drafter that comes with Slipstream for the target; nothing where there is none."""
 
-    kind: Literal["fixed"] = Field(default="fixed", description="Which controller this is.")
-
-
-class CostControl(Section):
-    """A request drafts only as deep as measured acceptance pays for the measured cost."""
-
-    kind: Literal["cost"] = Field(default="cost", description="Which controller this is.")
-    decay: float = Field(
-        default=0.9,
-        gt=0.0,
-        lt=1.0,
-        description="Weight that old acceptances keep each time a new one is counted.",
-    )
-    probe_interval: int = Field(
-        default=32,
-        ge=1,
-        le=65536,
-        description="Steps after which a request that stopped drafting tries again.",
-    )
-    min_gain: float = Field(
-        default=1.05,
-        ge=1.0,
-        le=10.0,
-        description="Expected tokens per second, as a multiple of plain decoding, worth a draft.",
+    kind: Literal["shipped"] = Field(default="shipped", description="Which drafter this is.")
+    name: str = Field(
+        default="shipped",
+        pattern=INSTANCE_NAME,
+        description="Name of the instance in requests, metrics and logs.",
     )
 
 
@@ -247,7 +242,13 @@ def _cost_by_default(value: object) -> object:
 
 
 DrafterConfig = Annotated[
-    NgramConfig | SuffixConfig | DraftModelConfig | Eagle3Config | DFlashConfig | DSparkConfig,
+    NgramConfig
+    | SuffixConfig
+    | DraftModelConfig
+    | Eagle3Config
+    | DFlashConfig
+    | DSparkConfig
+    | ShippedConfig,
     Field(discriminator="kind"),
 ]
 Control = Annotated[FixedControl | CostControl, Field(discriminator="kind")]
@@ -257,7 +258,7 @@ class SpeculationConfig(Section):
     """Drafting and verification."""
 
     drafters: tuple[Annotated[DrafterConfig, BeforeValidator(_tagged)], ...] = Field(
-        default=(SuffixConfig(),),
+        default=(SuffixConfig(), ShippedConfig()),
         strict=False,
         description=(
             "Drafter instances; their proposals are merged into one tree. An empty list is "

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from slipstream.clock import Clock
+from slipstream.config.control import CostControl
 from slipstream.config.schema import Config
-from slipstream.config.speculation import CostControl, DraftModelConfig, DraftNetConfig
+from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
 from slipstream.engine.admission import RequestChecker
 from slipstream.engine.engine import Engine
 from slipstream.engine.loading import (
@@ -24,6 +25,7 @@ from slipstream.engine.numerics import fingerprint
 from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
 from slipstream.engine.scheduler import Scheduler, SchedulerLimits
+from slipstream.engine.shipped import choose_shipped
 from slipstream.engine.step import Stages
 from slipstream.engine.token_logprobs import LogprobReporter
 from slipstream.execution.cores import choose_num_threads, read_cores
@@ -33,6 +35,7 @@ from slipstream.kv.budget import MemoryPlan, plan_memory
 from slipstream.kv.cache import KvCache
 from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.load import AnyDraftNet
+from slipstream.models.identity import identify
 from slipstream.observability.engine_metrics import EngineMetrics
 from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.build import build_drafters
@@ -60,6 +63,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     log.info("computing with %d threads; there are %s", torch.get_num_threads(), cores)
     log.info("loading %s", config.model.public_name)
     target = load_target(config.model)
+    config = _with_shipped(config, target)
     drafts = {
         item.name: load_draft_model(item, config.model, target)
         for item in config.speculation.drafters
@@ -111,6 +115,13 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         observer=EngineObserver(metrics, drafters, _memory(plan), config.memory.warn_at),
         info=info,
     )
+
+
+def _with_shipped(config: Config, target: LoadedModel) -> Config:
+    identity = identify(target.name, target.model)
+    drafters = choose_shipped(config.speculation.drafters, identity)
+    speculation = config.speculation.model_copy(update={"drafters": drafters})
+    return config.model_copy(update={"speculation": speculation})
 
 
 def _checker(config: Config, info: EngineInfo) -> RequestChecker:

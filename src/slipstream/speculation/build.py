@@ -15,6 +15,7 @@ from slipstream.config.speculation import (
     DSparkConfig,
     Eagle3Config,
     NgramConfig,
+    ShippedConfig,
     SpeculationConfig,
     SuffixConfig,
 )
@@ -83,6 +84,11 @@ def build_drafter(config: DrafterConfig, resources: DrafterResources) -> Drafter
             return _build_eagle3(config, resources)
         case DFlashConfig() | DSparkConfig():
             return _build_block_net(config, resources)
+        case ShippedConfig():
+            raise ConfigError(
+                "speculation.drafters asks for a shipped drafter, but none was chosen yet",
+                hint="Name a drafter's kind and its source.",
+            )
     assert_never(config)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slipstream.errors import ConfigError, WeightsError
+from slipstream.models.identity import TargetIdentity
 from slipstream.tokenization.tokenizer import Tokenizer
 from slipstream.training.answers import Answer, append_answers, read_answers, read_interrupted
 from slipstream.training.dataset import ANSWERS_FILE, MANIFEST_FILE, read_manifest
-from slipstream.training.identity import TargetIdentity
 from slipstream.training.overlap import ProtectedTexts
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipstream.errors import WeightsError
+from slipstream.models.identity import TargetIdentity
 from slipstream.training.answers import Answer, digest_of, read_answers
-from slipstream.training.identity import TargetIdentity
 
 ANSWERS_FILE = "answers.jsonl"
 MANIFEST_FILE = "manifest.json"

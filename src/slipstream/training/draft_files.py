@@ -18,7 +18,7 @@ from slipstream.models.drafts.hparams import (
     Eagle3Hparams,
     family_of,
 )
-from slipstream.training.identity import TargetIdentity
+from slipstream.models.identity import TargetIdentity
 from slipstream.training.run_folder import write_json
 
 Json = dict[str, Any]  # Any: JSON

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.errors import ConfigError, WeightsError
-from slipstream.training.identity import TargetIdentity
+from slipstream.models.identity import TargetIdentity
 from slipstream.training.settings import RunSettings
 
 RUN_FILE = "run.json"

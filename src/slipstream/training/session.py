@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import WeightsError
+from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.dataset import Dataset
-from slipstream.training.identity import TargetIdentity, identify
 from slipstream.training.nets import HEAD, FixedParts, TrainedNet, new_net
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.settings import RunSettings

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from slipstream.errors import ChecksumError, WeightsError
+from slipstream.models.identity import TargetIdentity
 from slipstream.training.answers import Answer, digest_of
-from slipstream.training.identity import TargetIdentity
 from slipstream.training.target import Features
 
 MANIFEST_FILE = "manifest.json"

@@ -14,8 +14,8 @@ from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
 from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.parts import StoredEnds
+from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.answers import Answer
-from slipstream.training.identity import TargetIdentity, identify
 from slipstream.weights.open import open_checkpoint
 
 _PASS_ROWS = 512  # wide enough to be fast; wider ones wait for memory

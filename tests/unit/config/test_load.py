@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.config.control import CostControl, FixedControl
 from slipstream.config.load import load_config, load_with_sources
 from slipstream.config.sources import Origin
-from slipstream.config.speculation import CostControl, FixedControl, NgramConfig, SuffixConfig
+from slipstream.config.speculation import NgramConfig, SuffixConfig
 from slipstream.errors import ConfigError
 
 

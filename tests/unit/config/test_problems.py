@@ -171,7 +171,7 @@ def test_two_drafters_of_one_name_are_refused() -> None:
 def test_drafter_without_a_kind_is_told_the_kinds() -> None:
     message = refusal({"speculation.drafters": [{"name": "a"}]})
     assert "speculation.drafters[0] has no kind" in message
-    assert '"draft_model", "eagle3", "dflash" or "dspark"' in message
+    assert '"draft_model", "eagle3", "dflash", "dspark" or "shipped"' in message
 
 
 def test_draft_model_needs_a_source() -> None:

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from slipstream.config.control import CostControl, FixedControl
 from slipstream.config.fields import settings
 from slipstream.config.schema import Config
 from slipstream.config.section import parse_bytes
 from slipstream.config.speculation import (
-    CostControl,
-    FixedControl,
     NgramConfig,
+    ShippedConfig,
     SpeculationConfig,
     SuffixConfig,
 )
 
 
-def test_defaults_speculate_with_one_suffix_drafter_under_cost_control() -> None:
+def test_defaults_speculate_with_suffix_and_shipped_drafter_under_cost_control() -> None:
     speculation = Config().speculation
-    assert speculation.drafters == (SuffixConfig(),)
+    assert speculation.drafters == (SuffixConfig(), ShippedConfig())
     assert speculation.controller == CostControl()
 
 

@@ -52,7 +52,7 @@ def test_the_settings_reach_the_drafter() -> None:
 
 
 def test_the_vocabulary_reaches_the_drafter() -> None:
-    (drafter,) = _build(SpeculationConfig(), vocab_size=8)
+    (drafter,) = _build(SpeculationConfig(drafters=(SuffixConfig(),)), vocab_size=8)
     (tree,) = drafter.propose([draft_context([5, 6, 7, 8, 9, 5, 6])])
     assert tree.tokens == (7,)
 

@@ -1,0 +1,80 @@
+"""Puts the drafters that come with Slipstream where the configuration asks for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slipstream.config.speculation import (
+    SHIPPED_SOURCE,
+    DFlashConfig,
+    DrafterConfig,
+    DraftNetConfig,
+    DSparkConfig,
+    Eagle3Config,
+    ShippedConfig,
+)
+from slipstream.errors import ConfigError
+from slipstream.models.drafts.catalog import FOLDER, read_shipped
+from slipstream.models.identity import TargetIdentity
+
+log = logging.getLogger("slipstream.engine")
+
+_Chosen = Eagle3Config | DFlashConfig | DSparkConfig
+_CLASSES: Mapping[str, type[_Chosen]] = {
+    "eagle3": Eagle3Config,
+    "dflash": DFlashConfig,
+    "dspark": DSparkConfig,
+}
+
+
+def choose_shipped(
+    drafters: Sequence[DrafterConfig], target: TargetIdentity, folder: Path = FOLDER
+) -> tuple[DrafterConfig, ...]:
+    """The same drafters, with files for those that come with Slipstream.
+
+    An entry of kind `shipped` vanishes where nothing is shipped for the target.
+
+    Raises:
+        ConfigError: An entry of another kind asks for a shipped drafter that does not exist.
+    """
+    chosen: list[DrafterConfig] = []
+    for item in drafters:
+        if isinstance(item, ShippedConfig):
+            found = _of_any_kind(item, target, folder)
+            chosen += [] if found is None else [found]
+        elif isinstance(item, DraftNetConfig) and item.source == SHIPPED_SOURCE:
+            chosen.append(_of_its_kind(item, target, folder))
+        else:
+            chosen.append(item)
+    return tuple(chosen)
+
+
+def _of_any_kind(item: ShippedConfig, target: TargetIdentity, folder: Path) -> _Chosen | None:
+    found = read_shipped(folder).find(target)
+    if found is None:
+        log.info("no drafter is shipped for %s", target.describe())
+        return None
+    log.info("drafting with the %s drafter that is shipped for %s", found.kind, found.target)
+    return _CLASSES[found.kind](
+        name=item.name,
+        source=str(folder / found.file),
+        num_children=item.num_children,
+        max_draft_len=item.max_draft_len,
+    )
+
+
+def _of_its_kind(item: DraftNetConfig, target: TargetIdentity, folder: Path) -> _Chosen:
+    shipped = read_shipped(folder)
+    found = shipped.find(target, [item.kind])
+    if found is None:
+        known = ", ".join(f"{one.kind} for {one.target}" for one in shipped.drafters) or "none"
+        raise ConfigError(
+            f"no drafter of kind {item.kind} is shipped for {target.describe()}; shipped are: "
+            f"{known}",
+            hint="give `source` the drafter's folder or file, or train one: slipstream train",
+        )
+    return _CLASSES[found.kind](
+        **item.model_dump(exclude={"kind", "source"}), source=str(folder / found.file)
+    )

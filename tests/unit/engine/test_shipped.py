@@ -1,0 +1,75 @@
+"""Drafters that come with Slipstream are found by target, and by nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.config.speculation import (
+    DSparkConfig,
+    Eagle3Config,
+    NgramConfig,
+    ShippedConfig,
+    SuffixConfig,
+)
+from slipstream.engine.shipped import choose_shipped
+from slipstream.errors import ConfigError
+from slipstream.models.drafts.catalog import FOLDER, read_shipped
+from slipstream.models.identity import TargetIdentity
+
+TARGET = TargetIdentity(
+    name="mine", num_layers=4, hidden_size=8, vocab_size=32, weights_digest="abc"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shape = {"target": "Mine", "num_layers": 4, "hidden_size": 8, "vocab_size": 32}
+    entries = [
+        {"file": "best.gguf", "kind": "dspark", "weights_digests": ["abc", "def"], **shape},
+        {"file": "other.gguf", "kind": "eagle3", "weights_digests": ["abc"], **shape},
+    ]
+    (tmp_path / "catalog.json").write_text(json.dumps({"drafters": entries}))
+    return tmp_path
+
+
+def test_the_first_that_fits_takes_the_place_of_shipped(folder: Path) -> None:
+    wanted = (SuffixConfig(), ShippedConfig(num_children=3, max_draft_len=5))
+    suffix, chosen = choose_shipped(wanted, TARGET, folder)
+    assert suffix == SuffixConfig()
+    assert chosen == DSparkConfig(
+        name="shipped", source=str(folder / "best.gguf"), num_children=3, max_draft_len=5
+    )
+
+
+def test_a_target_without_one_drafts_with_the_rest(folder: Path) -> None:
+    stranger = TARGET.model_copy(update={"weights_digest": "ghi"})
+    assert choose_shipped((NgramConfig(), ShippedConfig()), stranger, folder) == (NgramConfig(),)
+
+
+def test_the_same_digest_in_another_shape_does_not_fit(folder: Path) -> None:
+    other = TARGET.model_copy(update={"hidden_size": 16})
+    assert choose_shipped((ShippedConfig(),), other, folder) == ()
+
+
+def test_a_kind_without_source_takes_the_shipped_one_of_its_kind(folder: Path) -> None:
+    (chosen,) = choose_shipped((Eagle3Config(num_children=2),), TARGET, folder)
+    assert chosen == Eagle3Config(num_children=2, source=str(folder / "other.gguf"))
+
+
+def test_a_kind_that_is_not_shipped_is_refused_by_name(folder: Path) -> None:
+    other = TARGET.model_copy(update={"weights_digest": "def"})
+    with pytest.raises(ConfigError, match=r"kind eagle3 is shipped for mine .* dspark for Mine"):
+        choose_shipped((Eagle3Config(),), other, folder)
+
+
+def test_a_source_that_is_given_stays(folder: Path) -> None:
+    given = DSparkConfig(source="org/drafter")
+    assert choose_shipped((given,), TARGET, folder) == (given,)
+
+
+def test_what_the_catalog_lists_is_in_the_package() -> None:
+    for entry in read_shipped().drafters:
+        assert (FOLDER / entry.file).stat().st_size <= 16 * 2**20
