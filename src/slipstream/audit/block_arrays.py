@@ -41,16 +41,16 @@ def sampled_arrays(
     token_ids = torch.stack([choices.token_ids for choices in walk.choices])
     probs = (scores / temperature).softmax(-1)
     target_probs = (replay.target_logits(path) / temperature).softmax(-1)
-    draft_probs = dense_probs(token_ids, probs, target_probs.shape[-1])
-    judged = target_probs[:-1]
-    accepted = acceptance_probs(judged, draft_probs)
+    draft_probs = dense_probs(token_ids.numpy(), probs.numpy(), target_probs.shape[-1])
+    judged = target_probs[:-1].numpy()
+    accepted = torch.from_numpy(acceptance_probs(judged, draft_probs))
     arrays = {
         "candidate_ids": token_ids,
         "q": probs,
         "markov_logits": scores,
         "target_probs": target_probs,
         "accept_prob": accepted.gather(-1, torch.tensor(path).unsqueeze(-1)).squeeze(-1),
-        "residual": residual_probs(judged, draft_probs),
+        "residual": torch.from_numpy(residual_probs(judged, draft_probs)),
     }
     if walk.confidence is not None:
         arrays["confidence_logits"] = walk.confidence

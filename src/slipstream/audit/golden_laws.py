@@ -36,6 +36,14 @@ NUM_DRAWS = 400
 _DRAWN_BOUND = 5.0 * 0.5 / NUM_DRAWS**0.5  # five standard errors of the likeliest event's share
 
 
+class _Law:
+    """A `ChainLaw` as tensors."""
+
+    def __init__(self, law: ChainLaw) -> None:
+        self.thresholds = torch.from_numpy(law.thresholds)
+        self.residuals = torch.from_numpy(law.residuals)
+
+
 def is_law(names: Mapping[str, object] | frozenset[str]) -> bool:
     """Whether arrays of these names are such a file."""
     return any(".chain.joint" in name or name.endswith(".end_prob") for name in names)
@@ -62,14 +70,15 @@ def _chain_checks(case: Recorded) -> list[Check]:
     chains = torch.tensor(list(itertools.product(range(vocab), repeat=num_drafts)))
     target = _along(case, "p", chains, num_drafts + 1)
     draft = _along(case, "q", chains, num_drafts)
-    laws = {"chain": chain_law(target, draft, chains), "block": block_law(target, draft, chains)}
+    given = target.numpy(), draft.numpy(), chains.numpy()
+    laws = {"chain": _Law(chain_law(*given)), "block": _Law(block_law(*given))}
     drawn = draft.gather(-1, chains.unsqueeze(-1)).squeeze(-1).prod(-1)
     stops = {
         "chain": _stop_probs_of_chain(laws["chain"].thresholds),
         "block": _stop_probs_of_block(laws["block"].thresholds),
     }
     ours: dict[str, Tensor] = {}
-    ratios = block_ratios(target, draft, chains)
+    ratios = torch.from_numpy(block_ratios(*given))
     for rule, law in laws.items():
         lens = []
         for accepted_len in range(num_drafts + 1):
@@ -81,26 +90,29 @@ def _chain_checks(case: Recorded) -> list[Check]:
                 ours[f"{rule}.residual{accepted_len}"] = _table(residual, vocab, accepted_len)
         ours[f"{rule}.accept_len"] = torch.stack(lens)
     for index in range(num_drafts):
-        ours[f"chain.accept_prob{index}"] = acceptance_probs(case[f"p{index}"], case[f"q{index}"])
+        accepted = acceptance_probs(case[f"p{index}"].numpy(), case[f"q{index}"].numpy())
+        ours[f"chain.accept_prob{index}"] = torch.from_numpy(accepted)
         depth = index + 1
         ours[f"block.ratio{depth}"] = _table(ratios[:, index], vocab, depth)
         ours[f"block.h{depth}"] = _table(laws["block"].thresholds[:, index], vocab, depth)
     return [*compare(ours, case, {"": BOUND}), *_decision_checks(case, chains, laws)]
 
 
-def _decision_checks(case: Recorded, chains: Tensor, laws: Mapping[str, ChainLaw]) -> list[Check]:
+def _decision_checks(case: Recorded, chains: Tensor, laws: Mapping[str, _Law]) -> list[Check]:
     """Accepted lengths of given drafts and uniforms."""
     if "dec.x" not in case:
         return []
     given = case["dec.x"].long()
     rows = (chains == given.unsqueeze(1)).all(-1).long().argmax(-1)
-    uniforms = case["dec.u"]
+    uniforms = case["dec.u"].numpy()
+    thresholds = {rule: law.thresholds[rows].numpy() for rule, law in laws.items()}
     lens = {
-        "chain": chain_accepted_len(laws["chain"].thresholds[rows], uniforms),
-        "block": block_accepted_len(laws["block"].thresholds[rows], uniforms),
+        "chain": chain_accepted_len(thresholds["chain"], uniforms),
+        "block": block_accepted_len(thresholds["block"], uniforms),
     }
     return [
-        equal(f"{case.place}dec.{rule}_len", lens[rule], case[f"dec.{rule}_len"]) for rule in lens
+        equal(f"{case.place}dec.{rule}_len", torch.from_numpy(found), case[f"dec.{rule}_len"])
+        for rule, found in lens.items()
     ]
 
 
@@ -129,7 +141,7 @@ def _stop_probs_of_block(thresholds: Tensor) -> Tensor:
     return none_behind * torch.cat((torch.ones_like(passes[:, :1]), passes), -1)
 
 
-def _joint(chains: Tensor, probs: Tensor, law: ChainLaw, accepted_len: int, vocab: int) -> Tensor:
+def _joint(chains: Tensor, probs: Tensor, law: _Law, accepted_len: int, vocab: int) -> Tensor:
     """[vocab] * (accepted_len + 1): exactly so many are accepted and these tokens come out."""
     rows = probs.unsqueeze(-1) * torch.nan_to_num(law.residuals[:, accepted_len], 0.0)
     return rows.view(*[vocab] * accepted_len, -1, vocab).sum(-2)

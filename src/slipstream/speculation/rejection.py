@@ -4,6 +4,8 @@ Pure functions on distributions. The drafts must be draws from the given draft d
 uniforms that nothing else was drawn with. Lossless in law: a round's tokens are distributed as
 the target's own.
 
+Sums run along one row at a time, so a chain's result does not depend on the chains beside it.
+
 Sources: Leviathan et al. 2023 (arXiv:2211.17192) for the chain rule; Sun et al. 2024
 (arXiv:2403.10444) for block verification, which never accepts fewer tokens on average.
 """
@@ -12,8 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
+
+Probs = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +31,23 @@ class ChainLaw:
             accepted drafts.
     """
 
-    thresholds: Tensor
-    residuals: Tensor
+    thresholds: Probs
+    residuals: Probs
 
 
-def acceptance_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+def acceptance_probs(target_probs: Probs, draft_probs: Probs) -> Probs:
     """min(1, p / q) for every token; NaN for a token that the draft cannot propose.
 
     Args:
-        target_probs, draft_probs: [..., vocab] of any float type, rows sum to 1.
+        target_probs, draft_probs: [..., vocab] or of some tokens only.
     """
-    ratio = (target_probs / draft_probs).clamp(max=1.0)
-    return ratio.masked_fill(draft_probs == 0.0, torch.nan)
+    ratio = np.full(np.broadcast_shapes(target_probs.shape, draft_probs.shape), np.nan)
+    np.divide(target_probs, draft_probs, out=ratio, where=draft_probs > 0.0)
+    accepted: Probs = np.minimum(ratio, 1.0)
+    return accepted
 
 
-def residual_probs(
-    target_probs: Tensor, draft_probs: Tensor, ratio: Tensor | None = None
-) -> Tensor:
+def residual_probs(target_probs: Probs, draft_probs: Probs, ratio: Probs | None = None) -> Probs:
     """Distribution to draw from after a rejection: max(r * target - draft, 0), normalised.
 
     Args:
@@ -51,82 +56,93 @@ def residual_probs(
     Returns: [..., vocab]. A row with no residual mass returns its target row; one whose ratio is
         NaN, which no draft reaches, returns zeros.
     """
-    scaled = target_probs if ratio is None else ratio.unsqueeze(-1) * target_probs
-    excess = (scaled - draft_probs).clamp(min=0.0)
-    mass = excess.sum(-1, keepdim=True)
-    residual = torch.where(mass > 0.0, excess / mass, target_probs)
-    return residual.masked_fill(mass.isnan(), 0.0)
+    scaled = target_probs if ratio is None else ratio[..., None] * target_probs
+    excess = np.maximum(scaled - draft_probs, 0.0)
+    mass = excess.sum(-1, keepdims=True)
+    residual = np.broadcast_to(target_probs, excess.shape).copy()
+    np.divide(excess, mass, out=residual, where=mass > 0.0)
+    return np.where(np.isnan(mass), 0.0, residual)
 
 
-def chain_law(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> ChainLaw:
+def chain_law(target_probs: Probs, draft_probs: Probs, tokens: Ids) -> ChainLaw:
     """The chain rule: drafts are tested one after the other.
 
     Args:
         target_probs: [..., n + 1, vocab] in front of each draft and behind the last.
         draft_probs: [..., n, vocab] that each draft was drawn from.
-        tokens: [..., n] int64 the drafts.
+        tokens: [..., n] the drafts.
     """
-    judged = target_probs[..., :-1, :]
-    thresholds = _of_tokens(acceptance_probs(judged, draft_probs), tokens)
-    residuals = residual_probs(judged, draft_probs)
-    return ChainLaw(thresholds, torch.cat((residuals, target_probs[..., -1:, :]), -2))
+    thresholds = chain_thresholds(target_probs, draft_probs, tokens)
+    residuals = residual_probs(target_probs[..., :-1, :], draft_probs)
+    return ChainLaw(thresholds, np.concatenate((residuals, target_probs[..., -1:, :]), -2))
 
 
-def block_law(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> ChainLaw:
+def block_law(target_probs: Probs, draft_probs: Probs, tokens: Ids) -> ChainLaw:
     """Block verification: the longest prefix whose own test passes is kept. See `chain_law`."""
-    num_drafts = tokens.shape[-1]
     ratios = block_ratios(target_probs, draft_probs, tokens)
     thresholds = block_thresholds(ratios, target_probs, draft_probs)
-    before = torch.cat((torch.ones_like(ratios[..., :1]), ratios), -1)[..., :num_drafts]
+    before = np.concatenate((np.ones_like(ratios[..., :1]), ratios), -1)[..., :-1]
     residuals = residual_probs(target_probs[..., :-1, :], draft_probs, before)
-    return ChainLaw(thresholds, torch.cat((residuals, target_probs[..., -1:, :]), -2))
+    return ChainLaw(thresholds, np.concatenate((residuals, target_probs[..., -1:, :]), -2))
 
 
-def block_ratios(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+def chain_thresholds(target_probs: Probs, draft_probs: Probs, tokens: Ids) -> Probs:
+    """[..., n] probability that each draft is accepted. See `chain_law`."""
+    target = _of_tokens(target_probs[..., :-1, :], tokens)
+    return acceptance_probs(target, _of_tokens(draft_probs, tokens))
+
+
+def block_ratios(target_probs: Probs, draft_probs: Probs, tokens: Ids) -> Probs:
     """[..., n] running ratio r_i = min(1, r_(i-1) * p / q) of each prefix; NaN if q is 0."""
     target = _of_tokens(target_probs[..., :-1, :], tokens)
     draft = _of_tokens(draft_probs, tokens)
-    step = (target / draft).masked_fill(draft == 0.0, torch.nan)
-    ratios: list[Tensor] = []
-    ratio = torch.ones_like(step[..., 0])
-    for index in range(step.shape[-1]):
-        ratio = (ratio * step[..., index]).clamp(max=1.0)
-        ratios.append(ratio)
-    return torch.stack(ratios, -1)
+    step = np.full(draft.shape, np.nan)
+    np.divide(target, draft, out=step, where=draft > 0.0)
+    ratios = np.empty_like(step)
+    ratio: Probs = np.ones(step.shape[:-1])
+    for index in range(tokens.shape[-1]):
+        ratio = ratios[..., index] = np.minimum(ratio * step[..., index], 1.0)
+    return ratios
 
 
-def block_thresholds(ratios: Tensor, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+def block_thresholds(ratios: Probs, target_probs: Probs, draft_probs: Probs) -> Probs:
     """[..., n] probability that the test of each prefix passes.
 
     Args:
         ratios: [..., n] from `block_ratios`; the others as in `chain_law`.
     """
     inner, last = ratios[..., :-1], ratios[..., -1:]
-    scaled = inner.unsqueeze(-1) * target_probs[..., 1:-1, :]
-    mass = (scaled - draft_probs[..., 1:, :]).clamp(min=0.0).sum(-1)
-    rest = 1.0 - inner
-    passing = torch.where(mass + rest > 0.0, mass / (mass + rest), torch.ones_like(mass))
-    passing = passing.masked_fill(inner.isnan(), torch.nan)
-    return torch.cat((passing, last), -1)
+    scaled = inner[..., None] * target_probs[..., 1:-1, :]
+    mass = np.maximum(scaled - draft_probs[..., 1:, :], 0.0).sum(-1)
+    total = mass + (1.0 - inner)
+    passing = np.ones_like(mass)
+    np.divide(mass, total, out=passing, where=total > 0.0)
+    passing = np.where(np.isnan(inner), np.nan, passing)
+    return np.concatenate((passing, last), -1)
 
 
-def chain_accepted_len(thresholds: Tensor, uniforms: Tensor) -> Tensor:
+def chain_accepted_len(thresholds: Probs, uniforms: Probs) -> Ids:
     """[...] drafts in front of the first that fails; thresholds and uniforms are [..., n]."""
-    return (uniforms <= thresholds).long().cumprod(-1).sum(-1)
+    passes = (uniforms <= thresholds).astype(np.int64)
+    accepted_len: Ids = passes.cumprod(-1).sum(-1)
+    return accepted_len
 
 
-def block_accepted_len(thresholds: Tensor, uniforms: Tensor) -> Tensor:
+def block_accepted_len(thresholds: Probs, uniforms: Probs) -> Ids:
     """[...] length of the longest prefix whose test passes; 0 where none does."""
-    lengths = torch.arange(1, thresholds.shape[-1] + 1, device=thresholds.device)
-    return ((uniforms <= thresholds).long() * lengths).amax(-1)
+    lengths = np.arange(1, thresholds.shape[-1] + 1)
+    longest: Ids = ((uniforms <= thresholds) * lengths).max(-1)
+    return longest
 
 
-def dense_probs(token_ids: Tensor, probs: Tensor, vocab_size: int) -> Tensor:
+def dense_probs(token_ids: Ids, probs: Probs, vocab_size: int) -> Probs:
     """A draft distribution over a few tokens as one over all: [..., k] each -> [..., vocab]."""
-    dense = torch.zeros(*probs.shape[:-1], vocab_size, dtype=probs.dtype, device=probs.device)
-    return dense.scatter(-1, token_ids, probs)
+    dense = np.zeros((*probs.shape[:-1], vocab_size), probs.dtype)
+    np.put_along_axis(dense, token_ids, probs, -1)
+    return dense
 
 
-def _of_tokens(of_vocab: Tensor, tokens: Tensor) -> Tensor:
+def _of_tokens(of_vocab: Probs, tokens: Ids) -> Probs:
     """[..., n, vocab] at tokens [..., n]."""
-    return of_vocab.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    chosen: Probs = np.take_along_axis(of_vocab, tokens[..., None], -1)[..., 0]
+    return chosen
