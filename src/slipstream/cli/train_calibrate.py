@@ -25,11 +25,11 @@ def calibrate(
 ) -> None:
     """Make the confidence head say how often drafts are accepted; writes calibration.json."""
     effective = load(config, settings, {"model.source": model})
+    from slipstream.models.drafts.calibration import CALIBRATION_FILE
     from slipstream.training.calibrate import calibrate as scale
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import measured
     from slipstream.training.objectives import objective_of
-    from slipstream.training.publish import CALIBRATION_FILE
     from slipstream.training.run_folder import write_json
     from slipstream.training.session import open_source, restore_run
 

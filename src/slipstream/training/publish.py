@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from slipstream.errors import ConfigError
+from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.training.draft_files import our_config, speculators_config, write_draft_folder
 from slipstream.training.draft_gguf import GgufType, write_draft_gguf
 from slipstream.training.run_folder import PROVENANCE_FILE, Progress, RunRecord, write_json
@@ -18,7 +19,6 @@ from slipstream.training.session import RestoredRun, TrainingTarget, stored_para
 
 Layout = Literal["slipstream", "speculators", "gguf"]
 GGUF_FILE = "draft.gguf"
-CALIBRATION_FILE = "calibration.json"
 TENSOR_TYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,

@@ -14,7 +14,7 @@ from slipstream.weights.local_source import single_weights_file
 from slipstream.weights.manifest import compare_checksums
 from slipstream.weights.progress import Progress
 
-# Configuration and tokenizer files that public checkpoints carry.
+# Configuration, tokenizer and calibration files that public checkpoints carry.
 _COMPANIONS = (
     "config.json",
     "generation_config.json",
@@ -27,6 +27,7 @@ _COMPANIONS = (
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
+    "calibration.json",
 )
 _INSTALL_HINT = "install it with `pip install 'slipstream[hub]'`, or give a local path"
 

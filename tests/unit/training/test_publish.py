@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from slipstream.errors import ConfigError, WeightsError
+from slipstream.models.drafts.calibration import CALIBRATION_FILE
+from slipstream.models.drafts.hparams import DSparkHparams
 from slipstream.models.drafts.load import describe_checkpoint, load_draft
 from slipstream.training.calibrate import calibrate
 from slipstream.training.evaluate import evaluate, measured
@@ -77,6 +79,26 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     told = json.loads((tmp_path / "draft/provenance.json").read_text())
     assert told["run"]["dataset_sha256"] == run.record.dataset_sha256
     assert told["provenance"] == {"command": "test"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "stored"), [("slipstream", "float32"), ("speculators", "float32"), ("gguf", "f32")]
+)
+def test_an_exported_drafter_keeps_its_calibration(
+    layout: Layout, stored: str, target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run("dspark", target, tmp_path)
+    hparams = run.net.hparams
+    assert isinstance(hparams, DSparkHparams)
+    temperatures = [0.5 + index for index in range(hparams.max_draft_len)]
+    (run.path / CALIBRATION_FILE).write_text(json.dumps({"temperatures": temperatures}))
+    export_run(run, target, tmp_path / "draft", layout, stored, {})
+
+    folder = tmp_path / "draft"
+    checkpoint = open_checkpoint(folder / GGUF_FILE if layout == "gguf" else folder)
+    net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
+
+    assert net.hparams.confidence_temperatures == tuple(temperatures)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

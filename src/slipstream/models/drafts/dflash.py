@@ -110,6 +110,10 @@ class BlockNet(DraftNet[B]):
         """[...] logit of the probability that the row's draft is accepted; None if unknown."""
         return None
 
+    def confidence_temperature(self, index: int) -> float:
+        """What draft row `index` divides that logit by, so that it means what it says."""
+        return 1.0
+
     def _around(self, name: str, normed: Tensor, sub_layer: SubLayer) -> Tensor:
         """The sub-layer's contribution to the residual stream."""
         return sub_layer(normed)

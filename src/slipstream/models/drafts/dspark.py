@@ -84,5 +84,10 @@ class DSparkNet(BlockNet[DSparkHparams]):
             hidden = torch.cat((hidden, self._previous(previous)), -1)
         return self.products("confidence_head.proj", hidden).squeeze(-1)
 
+    def confidence_temperature(self, index: int) -> float:
+        """See `BlockNet`."""
+        temperatures = self.hparams.confidence_temperatures
+        return temperatures[index] if temperatures else 1.0
+
     def _previous(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.parameters["markov_head.markov_w1.weight"]).float()

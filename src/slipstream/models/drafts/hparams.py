@@ -114,12 +114,15 @@ class DSparkHparams(DFlashHparams):
         markov_rank: Width of the previous token's embedding.
         has_confidence: Whether the net estimates that a draft is accepted.
         confidence_reads_markov: Whether that estimate sees the previous token.
+        confidence_temperatures: By draft position, the divisor of the estimate's logit; empty is 1
+            throughout.
     """
 
     markov_kind: MarkovKind | None = None
     markov_rank: int = 0
     has_confidence: bool = False
     confidence_reads_markov: bool = False
+    confidence_temperatures: tuple[float, ...] = ()
 
 
 def family_of(hparams: DraftHparams) -> DraftFamily:

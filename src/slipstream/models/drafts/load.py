@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import WeightsError
+from slipstream.models.drafts.calibration import calibrated
 from slipstream.models.drafts.dflash import DFlashNet
 from slipstream.models.drafts.dflash2 import DFlash2Net
 from slipstream.models.drafts.dspark import DSparkNet
@@ -61,6 +62,7 @@ def load_draft(
             hint="use a drafter that was made for this target",
         )
     hparams = with_taps(described.hparams, target.num_layers)
+    hparams = calibrated(hparams, checkpoint.path)
     net_class = net_class_of(hparams)
     names = described.layout.names
     parameters = {
