@@ -27,7 +27,7 @@ def test_every_setting_that_has_a_choice_is_read_by_something() -> None:
     names = {
         setting.path.rpartition(".")[2]
         for setting in settings()
-        # `kind`, and `verification` while it has one value, say nothing that code could read.
+        # `kind` of one class says nothing that code could read.
         if len(choices(setting.field.annotation)) != 1
     }
     ignored = names - attributes_read_outside_config() - READ_IN_CONFIG

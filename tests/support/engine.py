@@ -33,6 +33,7 @@ from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.control import DraftLimit, FixedController, LengthController
 from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.propose import Proposer
+from slipstream.speculation.verification import ExactVerification, Verification
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.support.scripted_target import LogitsOf, ScriptedTarget, hashed_logits
 from tests.support.tiny import write_tiny_tokenizer
@@ -90,6 +91,7 @@ class EngineHarness:
         logits_of: LogitsOf | None = None,
         setup: EngineSetup | None = None,
         controller: LengthController | None = None,
+        verification: Verification | None = None,
     ) -> None:
         setup = setup or EngineSetup()
         self.clock = ManualClock()
@@ -107,6 +109,7 @@ class EngineHarness:
                 proposer=Proposer(drafters, controller or FixedController(), self.clock),
                 runner=self.target,
                 sampler=sampler,
+                verification=verification or ExactVerification(),
                 logprobs=LogprobReporter(sampler, self.tokenizer),
                 bounds=DraftLimit(setup.max_draft_len, setup.max_draft_nodes),
                 clock=self.clock,

@@ -15,7 +15,7 @@ from slipstream.models.drafts.eagle3 import Eagle3Net
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.state import SamplingState
 from slipstream.speculation.drafter import DraftContext
-from slipstream.speculation.growth import Growth, GrowthLimits
+from slipstream.speculation.growth import Child, Growth, GrowthLimits
 from slipstream.speculation.learned.eagle import CommittedRows, Eagle3Passes, NodeRows, OwnRow
 from slipstream.speculation.learned.eagle_tree import EagleTree
 from slipstream.speculation.learned.kv import DraftKv
@@ -146,7 +146,7 @@ class EagleReplay:
             best = self._passes.logits(rows).softmax(-1).topk(top_k)
             token_ids = self.net.target_token_ids()[best.indices].tolist()
             for node, tokens, probs in zip(nodes, token_ids, best.values.tolist(), strict=True):
-                growth.add_children(node, zip(tokens, probs, strict=True))
+                growth.add_children(node, map(Child, tokens, probs))
             wanted = tree.next_rows()
             if wanted is None:
                 return root_logp

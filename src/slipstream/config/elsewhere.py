@@ -47,11 +47,8 @@ UNAVAILABLE_KEYS: dict[str, str] = {
 """Key -> why this version has no such setting."""
 
 UNAVAILABLE_VALUES: dict[str, dict[str, str]] = {
-    "verification": {
-        "rejection": "it keeps the distribution but not the tokens of a seed",
-        "typical": "it is lossy: it changes what the model says",
-    },
     "kind": dict.fromkeys(("eagle", "mtp"), "its draft net is not supported")
+    | {"typical": "it is lossy: it changes what the model says"}
     | dict.fromkeys(("acceptance", "goodput"), "use the cost controller"),
     "dtype": {"float16": "weights are held in bfloat16 or float32"},
     "kv_dtype": dict.fromkeys(("fp8", "q8", "q8_0"), "the 8-bit cache is int8"),

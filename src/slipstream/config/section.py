@@ -49,6 +49,11 @@ def parse_bytes(value: object) -> object:
     return int(num_bytes)
 
 
+def tagged(value: object) -> object:
+    """A bare name as the tagged union's member of that kind."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
 # Any: pydantic types JSON Schema as a plain dict.
 _SIZE_SCHEMA: dict[str, Any] = {
     "anyOf": [{"type": "integer"}, {"type": "string", "pattern": f"^{_SIZE.pattern}$"}],

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from slipstream.config.control import CostControl, FixedControl
 from slipstream.config.model import Activations, Dtype
-from slipstream.config.section import ByteSize, Section
+from slipstream.config.section import ByteSize, Section, tagged
+from slipstream.config.verification import ExactConfig, VerificationConfig
 
 MAX_DRAFT_LEN = 32
 MAX_DRAFT_NODES = 128
@@ -232,12 +233,8 @@ class ShippedConfig(_NetLimits):
     )
 
 
-def _tagged(value: object) -> object:
-    return {"kind": value} if isinstance(value, str) else value
-
-
 def _cost_by_default(value: object) -> object:
-    value = _tagged(value)
+    value = tagged(value)
     return {"kind": "cost", **value} if isinstance(value, dict) else value
 
 
@@ -257,7 +254,7 @@ Control = Annotated[FixedControl | CostControl, Field(discriminator="kind")]
 class SpeculationConfig(Section):
     """Drafting and verification."""
 
-    drafters: tuple[Annotated[DrafterConfig, BeforeValidator(_tagged)], ...] = Field(
+    drafters: tuple[Annotated[DrafterConfig, BeforeValidator(tagged)], ...] = Field(
         default=(SuffixConfig(), ShippedConfig()),
         strict=False,
         description=(
@@ -277,9 +274,8 @@ class SpeculationConfig(Section):
         le=MAX_DRAFT_NODES,
         description="Most draft tokens of one request in one step, all branches together.",
     )
-    verification: Literal["exact"] = Field(
-        default="exact",
-        description="How drafts are checked: `exact` keeps what the target's sampler says.",
+    verification: VerificationConfig = Field(
+        default=ExactConfig(), description="How drafts are checked, and what that promises."
     )
     controller: Annotated[Control, BeforeValidator(_cost_by_default)] = Field(
         default=CostControl(), description="What decides how much each step drafts."

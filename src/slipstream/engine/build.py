@@ -12,6 +12,7 @@ from slipstream.clock import Clock
 from slipstream.config.control import CostControl
 from slipstream.config.schema import Config
 from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
+from slipstream.config.verification import RejectionConfig
 from slipstream.engine.admission import RequestChecker
 from slipstream.engine.engine import Engine
 from slipstream.engine.loading import (
@@ -46,6 +47,11 @@ from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts
 from slipstream.speculation.learned.parts import DraftNetParts
 from slipstream.speculation.propose import Proposer
+from slipstream.speculation.verification import (
+    ExactVerification,
+    RejectionVerification,
+    Verification,
+)
 
 log = logging.getLogger("slipstream.engine")
 
@@ -101,6 +107,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         proposer=Proposer(drafters, controller, clock),
         runner=runner,
         sampler=sampler,
+        verification=_verification(config),
         logprobs=LogprobReporter(sampler, target.tokenizer),
         bounds=DraftLimit(config.speculation.max_draft_len, config.speculation.max_draft_nodes),
         clock=clock,
@@ -238,7 +245,20 @@ def _controller(config: Config, runner: Runner, clock: Clock) -> LengthControlle
         decay=control.decay,
         probe_interval=control.probe_interval,
         min_gain=control.min_gain,
+        stops_at_loss=isinstance(config.speculation.verification, RejectionConfig),
     )
+
+
+def _verification(config: Config) -> Verification:
+    chosen = config.speculation.verification
+    if not isinstance(chosen, RejectionConfig):
+        return ExactVerification()
+    log.warning(
+        "speculation.verification is rejection: answers are distributed as the target's, but a "
+        "seed gives other tokens than without drafts; requests with a temperature are drafted as "
+        "one chain, so trees and merged drafts (num_children, suffix.tree) serve greedy ones only"
+    )
+    return RejectionVerification(chosen.rule)
 
 
 def _info(
@@ -260,6 +280,7 @@ def _info(
         details={
             "numerics": runner.numerics(),
             "max_num_requests": config.scheduler.max_num_requests,
+            "verification": config.speculation.verification.kind,
         },
     )
 

@@ -16,11 +16,13 @@ from slipstream.errors import RequestError
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
 from slipstream.sampling.sampler import RowRequest, Sampler
 from slipstream.sampling.state import SamplingState, advance
+from slipstream.sampling.streams import Stream, stream_seed
 from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
 from slipstream.speculation.drafter import DraftContext, Observation
 from slipstream.speculation.propose import Ask, Proposal, Proposer
 from slipstream.speculation.tree import DraftTree
-from slipstream.speculation.verify import Verdict, verify
+from slipstream.speculation.verification import Verification
+from slipstream.speculation.verify import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Stages:
     proposer: Proposer
     runner: Target
     sampler: Sampler
+    verification: Verification
     logprobs: LogprobReporter
     bounds: DraftLimit
     clock: Clock
@@ -102,7 +105,7 @@ def step(stages: Stages) -> StepReport:
         return StepReport(plan)
 
     proposal = stages.proposer.propose(
-        _asks(plan),
+        _asks(plan, stages.verification),
         num_other_rows=sum(item.num_tokens for item in plan.items),
         num_tokens=sum(item.is_last_chunk for item in plan.items),
     )
@@ -113,7 +116,8 @@ def step(stages: Stages) -> StepReport:
     forwarded_s = clock.now()
 
     sampled = [item for item in batch.items if item.samples]
-    verdicts = verify(stages.sampler, output.rows, [item.candidate() for item in sampled])
+    candidates = [item.candidate() for item in sampled]
+    verdicts = stages.verification.verify(stages.sampler, output.rows, candidates)
     verified_s = clock.now()
 
     _commit_prompts(stages, batch, output)
@@ -154,27 +158,33 @@ def _draft_limit(stages: Stages, request: Request) -> DraftLimit:
     return stages.proposer.controller.limit(request.request_id, bounds)
 
 
-def _asks(plan: StepPlan) -> list[Ask]:
+def _asks(plan: StepPlan, verification: Verification) -> list[Ask]:
     asks: list[Ask] = []
     for item in plan.items:
         if item.draft is NO_DRAFT:
             continue
         request = item.request
         names = request.group.submit.speculation.drafters
+        wants_laws = verification.wants_laws(request.params)
         context = DraftContext(
             request_id=request.request_id,
             tokens=request.tokens,
             prompt_len=request.prompt_len,
             params=request.params,
             state=request.state,
-            seed=request.seed,
+            seed=_draft_seed(request) if wants_laws else request.seed,
             salt=request.salt,
             max_draft_len=item.draft.max_draft_len,
             max_draft_nodes=item.draft.max_draft_nodes,
+            wants_laws=wants_laws,
             slots=_text_slots(request),
         )
         asks.append(Ask(context, None if names is None else frozenset(names)))
     return asks
+
+
+def _draft_seed(request: Request) -> int:
+    return stream_seed(request.seed, Stream.DRAFT, len(request.tokens))
 
 
 def _text_slots(request: Request) -> IntArray:

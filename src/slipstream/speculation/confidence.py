@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ NUM_RIVALS = 8
 
 LOGIT_DISAGREEMENT = 0.5
 """Assumed scale, at temperature 1, of how far the target's logits are from the draft model's."""
+
+_LEAST_OVERLAP = 0.05
 
 
 def acceptance_shares(
@@ -42,3 +45,19 @@ def acceptance_shares(
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     shares: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
     return shares
+
+
+def expected_overlap(draft_probs: npt.NDArray[np.float64], temperature: float) -> float:
+    """Chance that a draw from these probabilities is accepted by rejection: the sum of min(p, q).
+
+    It knows the distribution and not the draw. If the target's logits are off by independent
+    normal errors of standard deviation s, half the sum of |p - q| is, to first order,
+    s / sqrt(2 pi) * sum of q_i sqrt(1 - 2 q_i + sum of q_j^2).
+
+    Args:
+        draft_probs: [n] sum 1. temperature: What the logits were divided by.
+    """
+    deviation = LOGIT_DISAGREEMENT * math.pi / math.sqrt(6.0) / temperature  # of Gumbel errors
+    spread = 1.0 - 2.0 * draft_probs + np.square(draft_probs).sum()
+    distance = float((draft_probs * np.sqrt(np.maximum(spread, 0.0))).sum())
+    return max(1.0 - deviation / math.sqrt(2.0 * math.pi) * distance, _LEAST_OVERLAP)

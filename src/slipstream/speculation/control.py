@@ -37,8 +37,9 @@ class StepFeedback:
 
 
 class LengthController(Protocol):
-    """Decides how much is drafted and verified. It may look at anything: verification does not
-    depend on it, so no decision can change an answer."""
+    """Decides how much is drafted and verified. It may look at anything: exact verification does
+    not depend on it, so no decision can change an answer. Verification by rejection needs more:
+    whether a node is verified must not depend on its own token."""
 
     def limit(self, request_id: str, bounds: DraftLimit) -> DraftLimit:
         """Before drafting: what to ask the drafters for, within `bounds`."""

@@ -64,6 +64,9 @@ class CostController:
         probe_interval: Least steps without a draft before a probe.
         min_gain: Least tokens per second, as a multiple of plain decoding, that a wider pass must
             promise; 1 or more.
+        stops_at_loss: Add nodes until the first that gains nothing, and look no further. Whether a
+            node is verified then never depends on its own token, which drafts that are verified by
+            rejection need.
     """
 
     PROBE_SHARE = 0.01
@@ -74,12 +77,19 @@ class CostController:
     POOL_MEMORY = 5  # drafts of the pool that weigh as much as one of a request
 
     def __init__(
-        self, cost: StepCost, *, decay: float, probe_interval: int, min_gain: float
+        self,
+        cost: StepCost,
+        *,
+        decay: float,
+        probe_interval: int,
+        min_gain: float,
+        stops_at_loss: bool = False,
     ) -> None:
         self.cost = cost
         self._decay = decay
         self._probe_interval = probe_interval
         self._min_gain = min_gain
+        self._stops_at_loss = stops_at_loss
         self._pool = DraftRecord()
         self._requests: dict[str, _RequestState] = {}
         self._num_requests = 0
@@ -213,6 +223,8 @@ class CostController:
             rate = expected / self.cost.seconds(base_rows + count)
             if rate > best_rate:
                 best, best_rate = count, rate
+            elif self._stops_at_loss:
+                break
         return best
 
 

@@ -48,6 +48,9 @@ class DraftContext:
             the request's own processors and noise (position = index of the token drawn).
         salt: Tenant / cache salt; memory shared between requests is keyed by it.
         max_draft_len, max_draft_nodes: Bounds for this proposal; both at least 1.
+        wants_laws: Verification is by rejection: `seed` is of a stream for this draft alone, and
+            whoever draws proposes one chain of draws with their laws (`DraftTree.laws`). What no
+            random number decides, such as copied text, needs none.
         slots: [rows] slots of the target's cache that hold the text so far, a row per position;
             the anchor's is not among them. To be read during the call only.
     """
@@ -61,6 +64,7 @@ class DraftContext:
     salt: str
     max_draft_len: int
     max_draft_nodes: int
+    wants_laws: bool = False
     slots: SlotArray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
 
@@ -107,6 +111,8 @@ class Drafter(Protocol):
     Contract (tests/contract/test_drafters.py runs over every implementation):
     `propose` returns one tree per context, in order, within its bounds, with token ids inside the
     target's vocabulary; an empty tree when it has nothing to say. It must not keep `tokens`.
+    Where a context `wants_laws`, a node's score must not depend on the draw of its own token: it
+    decides about the node, and drafts that are kept by what they are bend the law of the answer.
     Proposals depend only on contexts and observations with the same salt.
     `release` frees all that is held for a request and is safe for unknown ids.
     """

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from slipstream.sampling.sampler import RowRequest
 from slipstream.sampling.state import SamplingState, advance
 from slipstream.speculation.drafter import DraftContext
-from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
+from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftLaw, DraftTree
 
 ANCHOR_ROW = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow(RowRequest):
+    """How the token after a node is proposed.
+
+    Attributes:
+        wants_law: It must be a draw, with its law; else the likeliest ones are proposed.
+    """
+
+    wants_law: bool = False
+
+
+class Child(NamedTuple):
+    """A proposed token, its share of its parent's acceptance, and what it was drawn from."""
+
+    token: int
+    share: float
+    law: DraftLaw | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +51,7 @@ class GrowthLimits:
 
 
 class Growth:
-    """Tree of one request, grown depth by depth.
+    """Tree of one request, grown depth by depth; a chain where the context wants laws.
 
     A node's score is the product of the shares along its path, so it never exceeds its parent's:
     the best nodes always form a tree, and a node that is not among them now never will be.
@@ -44,29 +64,31 @@ class Growth:
         self, context: DraftContext, limits: GrowthLimits, final_tokens: frozenset[int]
     ) -> None:
         self._context = context
-        self._limits = limits
+        self._limits = replace(limits, num_children=1) if context.wants_laws else limits
         self._final_tokens = final_tokens
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._scores: list[float] = []
+        self._laws: list[DraftLaw] = []
         self._depths: list[int] = []
         self._paths: dict[int, tuple[int, ...]] = {ROOT: (ANCHOR_ROW,)}
         self._states: dict[int, SamplingState] = {ROOT: context.state}
         self._first_new = 0
 
-    def request(self, node: int) -> RowRequest:
+    def request(self, node: int) -> DraftRow:
         """How the token after `node` is drawn; -1 is the anchor."""
         context = self._context
         depth = 0 if node == ROOT else self._depths[node]
-        return RowRequest(
-            context.params, self._states[node], context.seed, len(context.tokens) + depth
+        position = len(context.tokens) + depth
+        return DraftRow(
+            context.params, self._states[node], context.seed, position, context.wants_laws
         )
 
-    def add_children(self, node: int, children: Iterable[tuple[int, float]]) -> None:
-        """Add (token, share of the acceptance of `node`) pairs, the best first."""
+    def add_children(self, node: int, children: Iterable[Child]) -> None:
+        """Add tokens that may follow `node`, the best first."""
         path_score = 1.0 if node == ROOT else self._scores[node]
         depth = 1 if node == ROOT else self._depths[node] + 1
-        for token, share in children:
+        for token, share, law in children:
             score = path_score * share
             if score < self._limits.least_score:
                 continue
@@ -74,6 +96,8 @@ class Growth:
             self._parents.append(node)
             self._scores.append(score)
             self._depths.append(depth)
+            if law is not None:
+                self._laws.append(law)
 
     def take_frontier(self) -> list[int]:
         """The best of the nodes added since the last call that can have children."""
@@ -125,6 +149,7 @@ class Growth:
             parents=tuple(self._parents),
             scores=tuple(self._scores),
             sources=(frozenset((source,)),) * len(self._tokens),
+            laws=tuple(self._laws) if self._context.wants_laws else None,
         )
         if len(everything) <= self._limits.max_nodes:
             return everything

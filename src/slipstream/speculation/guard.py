@@ -211,7 +211,21 @@ def _check(trees: Sequence[DraftTree], contexts: Sequence[DraftContext], vocab_s
             raise InvalidProposalError(
                 f"a branch of {tree.depth} tokens where {context.max_draft_len} are allowed"
             )
+        if tree.laws is not None:
+            _check_draws(tree, context)
         if max(tree.tokens) >= vocab_size:
             raise InvalidProposalError(
                 f"token id {max(tree.tokens)} where the vocabulary has {vocab_size}"
             )
+
+
+def _check_draws(tree: DraftTree, context: DraftContext) -> None:
+    """Refuse drawn tokens that verification by rejection cannot judge."""
+    assert tree.laws is not None
+    if not context.wants_laws:
+        raise InvalidProposalError("drawn tokens where no draws are wanted")
+    if not tree.is_chain:
+        raise InvalidProposalError("a tree of drawn tokens, which are verified as one chain")
+    for token, law in zip(tree.tokens, tree.laws, strict=True):
+        if not law.probs[law.token_ids == token].sum() > 0.0:
+            raise InvalidProposalError(f"token {token} cannot have been drawn from its law")

@@ -39,6 +39,41 @@ def merge_trees(trees: Sequence[DraftTree], max_nodes: int, max_len: int) -> Dra
     return _best_nodes(_union(trees), max_nodes, max_len)
 
 
+def best_chain(trees: Sequence[DraftTree], max_len: int) -> DraftTree:
+    """The one chain that promises most tokens, for verification by rejection.
+
+    Of a tree that was not drawn, the branch with the most expected tokens stands. A drawn chain is
+    judged by its first score alone, as if all were like it: later ones depend on what was drawn
+    in front of them, and a choice that knew the draws would bend the law of the answer.
+
+    Args:
+        max_len: Most nodes of the chain.
+    """
+    chains = [_chain_of(tree, max_len) for tree in trees if tree]
+    if not chains or max_len < 1:
+        return EMPTY_TREE
+    return max(chains, key=lambda chain: _promise(chain, max_len))
+
+
+def _chain_of(tree: DraftTree, max_len: int) -> DraftTree:
+    if tree.is_chain:
+        return tree if len(tree) <= max_len else tree.keep(range(max_len))
+    expected: list[float] = []
+    for node, parent in enumerate(tree.parents):
+        before = expected[parent] if parent != ROOT else 0.0
+        expected.append(before + (tree.scores[node] if tree.depths[node] <= max_len else 0.0))
+    best = max(range(len(tree)), key=expected.__getitem__)
+    return tree.keep(tree.path(best)[:max_len])
+
+
+def _promise(chain: DraftTree, max_len: int) -> float:
+    """Expected accepted tokens."""
+    if chain.laws is None:
+        return sum(chain.scores)
+    first = chain.scores[0]
+    return sum(first**depth for depth in range(1, max_len + 1))
+
+
 def _fits(tree: DraftTree, max_nodes: int, max_len: int) -> bool:
     scores = tree.scores
     return (

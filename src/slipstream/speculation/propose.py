@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipstream.clock import Clock
 from slipstream.speculation.control import LengthController
 from slipstream.speculation.drafter import DraftContext, Drafter, TapReader, TargetRows
-from slipstream.speculation.merge import merge_trees
+from slipstream.speculation.merge import best_chain, merge_trees
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
 
@@ -107,4 +107,6 @@ def _merge(proposals: Mapping[str, Sequence[DraftTree]], context: DraftContext) 
     trees = proposals[context.request_id]
     if not trees:
         return EMPTY_TREE
+    if context.wants_laws:
+        return best_chain(trees, min(context.max_draft_len, context.max_draft_nodes))
     return merge_trees(trees, context.max_draft_nodes, context.max_draft_len)

@@ -6,9 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 ROOT = -1
 
 _NO_CHILDREN: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftLaw:
+    """What a proposed token was drawn from.
+
+    Attributes:
+        token_ids: [n] int64 target ids that could have been drawn, ascending.
+        probs: [n] their probabilities; they sum to 1.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +39,8 @@ class DraftTree:
         parents: [nodes] index of the parent node, or -1 for the root.
         scores: [nodes] estimated probability that the node is accepted, in [0, 1].
         sources: [nodes] names of the drafters that proposed the node.
+        laws: [nodes] what each token was drawn from, behind its path; None where the tokens were
+            not drawn but follow from the text.
         depths: [nodes] distance to the root; a child of the root has depth 1. Derived.
 
     Raises:
@@ -33,6 +51,7 @@ class DraftTree:
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     sources: tuple[frozenset[str], ...] = ()
+    laws: tuple[DraftLaw, ...] | None = field(default=None, repr=False, compare=False)
     depths: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _children: Mapping[int, dict[int, int]] = field(init=False, repr=False, compare=False)
 
@@ -43,6 +62,8 @@ class DraftTree:
                 f"a draft tree needs arrays of one length, got tokens {num_nodes}, parents "
                 f"{len(self.parents)}, scores {len(self.scores)}, sources {len(self.sources)}"
             )
+        if self.laws is not None and len(self.laws) != num_nodes:
+            raise ValueError(f"a draft tree of {num_nodes} nodes has {len(self.laws)} laws")
         depths: list[int] = []
         children: dict[int, dict[int, int]] = {}
         nodes = zip(self.tokens, self.parents, self.scores, strict=True)
@@ -114,6 +135,7 @@ class DraftTree:
             parents=tuple(new_index[self.parents[node]] for node in kept),
             scores=tuple(self.scores[node] for node in kept),
             sources=tuple(self.sources[node] for node in kept),
+            laws=None if self.laws is None else tuple(self.laws[node] for node in kept),
         )
 
 

@@ -142,7 +142,6 @@ def test_secret_in_a_flag_or_variable_is_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("speculation.verification", "rejection"),
         ("speculation.verification", "typical"),
         ("speculation.drafters", ["mtp"]),
         ("speculation.controller", "goodput"),

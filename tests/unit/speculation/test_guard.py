@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from slipstream.clock import ManualClock
 from slipstream.speculation.drafter import Drafter, TargetRows
 from slipstream.speculation.guard import GuardedDrafter, GuardLimits
-from slipstream.speculation.tree import EMPTY_TREE
+from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftLaw, DraftTree
 from tests.support.drafters import (
     FaultKind,
     FaultyDrafter,
@@ -75,6 +76,37 @@ def test_a_token_id_at_the_end_of_the_vocabulary_is_unknown() -> None:
     beyond = ScriptedDrafter({3: [VOCAB_SIZE]})
     assert _guard(last, ManualClock()).propose(CONTEXTS)[0]
     assert not _guard(beyond, ManualClock()).propose(CONTEXTS)[0]
+
+
+def _drawn(*tokens: int) -> DraftTree:
+    law = DraftLaw(np.array([4, 5]), np.array([0.5, 0.5]))
+    chain = DraftTree.chain(tokens, [0.5] * len(tokens), "net")
+    return replace(chain, laws=(law,) * len(tokens))
+
+
+def test_draws_pass_where_they_are_asked_for() -> None:
+    drawn = _drawn(4, 5)
+    contexts = [replace(context, wants_laws=True) for context in CONTEXTS]
+    trees = _guard(ScriptedDrafter({3: drawn}), ManualClock()).propose(contexts)
+    assert trees == [drawn, drawn]
+    assert trees[0].laws == drawn.laws
+
+
+@pytest.mark.parametrize(
+    ("tree", "is_asked"),
+    [
+        (_drawn(4, 5), False),
+        (_drawn(4, 6), True),
+        (replace(_drawn(4, 5), parents=(ROOT, ROOT)), True),
+    ],
+    ids=["unasked", "not from its law", "a tree"],
+)
+def test_draws_that_cannot_be_judged_bench_the_drafter(tree: DraftTree, is_asked: bool) -> None:
+    events = RecordedEvents()
+    contexts = [replace(context, wants_laws=is_asked) for context in CONTEXTS]
+    trees = _guard(ScriptedDrafter({3: tree}), ManualClock(), events).propose(contexts)
+    assert trees == [EMPTY_TREE, EMPTY_TREE]
+    assert events.faults == ["invalid"]
 
 
 def test_a_benched_drafter_is_not_asked() -> None:

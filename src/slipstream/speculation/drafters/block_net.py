@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from slipstream.models.drafts.dflash import BlockNet
-from slipstream.sampling.sampler import RowRequest
 from slipstream.speculation.candidates import Children, best_children
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation, TargetRows
-from slipstream.speculation.growth import Growth
+from slipstream.speculation.growth import DraftRow, Growth
 from slipstream.speculation.learned.begin import begin_growth
 from slipstream.speculation.learned.block import BlockPasses, BlockRows
 from slipstream.speculation.learned.kv import DraftKv
@@ -123,7 +122,7 @@ class BlockNetDrafter:
         places: Sequence[tuple[int, int]],
         rows: BlockRows,
         depth: int,
-        requests: Sequence[RowRequest],
+        requests: Sequence[DraftRow],
     ) -> list[Children]:
         indices = torch.tensor([index for index, _ in places])
         hidden, logits = rows.draft_hidden[indices, depth], rows.logits[indices, depth]
@@ -141,11 +140,11 @@ class BlockNetDrafter:
         confidence = self._net.confidence_logits(hidden, previous)
         if confidence is None:
             return found
-        trusts = torch.sigmoid(confidence).tolist()
+        trusts = torch.sigmoid(confidence / self._net.confidence_temperature(depth)).tolist()
         return [_trusted(item, trust) for item, trust in zip(found, trusts, strict=True)]
 
     def _best(
-        self, token_ids: Tensor, offered: Tensor, requests: Sequence[RowRequest]
+        self, token_ids: Tensor, offered: Tensor, requests: Sequence[DraftRow]
     ) -> list[Children]:
         """As `best_children`; none where all that a row offers pads the vocabulary."""
         sampler = self._parts.sampler
@@ -163,6 +162,9 @@ def _trusted(children: Children, trust: float) -> Children:
     """The net's own estimate for its first choice; the rest is shared out as before."""
     if not children:
         return children
-    (token, share), *others = children
-    factor = (1.0 - trust) / (1.0 - share) if share < 1.0 else 0.0
-    return [(token, trust), *((other, part * factor) for other, part in others)]
+    first, *others = children
+    factor = (1.0 - trust) / (1.0 - first.share) if first.share < 1.0 else 0.0
+    return [
+        first._replace(share=trust),
+        *(other._replace(share=other.share * factor) for other in others),
+    ]
