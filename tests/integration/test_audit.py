@@ -88,6 +88,7 @@ def audit(
     sampling: str = "greedy,seeded",
     sets: str = SETS,
     conditions: str = CONDITIONS,
+    max_tokens: int = 12,
     **settings: Any,
 ) -> Report:
     config = load_config(
@@ -98,7 +99,7 @@ def audit(
         concurrencies=(1, 8),
         drafter_sets=parse_drafter_sets(sets, [item.name for item in configs]),
         conditions=parse_conditions(conditions),
-        max_tokens=12,
+        max_tokens=max_tokens,
     )
     target = EngineTarget(
         config, configs, load=lambda config: LLM(config=config), chunked_step_tokens=16
@@ -166,7 +167,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 def test_an_engine_that_believes_its_drafts_is_found_out(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.engine.step.verify", keep_every_draft)
+    monkeypatch.setattr("slipstream.speculation.verification.verify", keep_every_draft)
     report = audit(pair[0], "float32", drafters(pair[1]), sets="off,ngram", conditions="cold")
     caught = {row.setting.drafters.label for row in diverging(report)}
     assert caught == {"ngram"}
@@ -180,10 +181,47 @@ def test_noise_that_does_not_belong_to_its_token_is_found_out(
         check = draw_with_the_anchors_noise if is_drafted else verify
         return check(sampler, logits, candidates)
 
-    monkeypatch.setattr("slipstream.engine.step.verify", mixed)
+    monkeypatch.setattr("slipstream.speculation.verification.verify", mixed)
     report = audit(pair[0], "float32", drafters(pair[1]), sets="suffix", conditions="cold")
     assert {row.setting.sampling for row in diverging(report)} <= {"t0.7", "t1.0"}
     assert diverging(report)
+
+
+def audit_rejection(pair: tuple[Path, Path]) -> Report:
+    """Greedy answers by token, sampled ones by their law; one model drafts for another."""
+    configs = (DraftModelConfig(source=str(pair[1])),)
+    return audit(
+        pair[0],
+        "float32",
+        configs,
+        sampling="greedy,t1.0",
+        sets="off,draft_model",
+        conditions="cold",
+        max_tokens=60,
+        **{"speculation.verification": "rejection"},
+    )
+
+
+def test_verification_by_rejection_keeps_greedy_tokens_and_the_law_of_others(
+    pair: tuple[Path, Path],
+) -> None:
+    report = audit_rejection(pair)
+    assert diverging(report) == []
+    for row in report.rows:
+        is_counted = row.setting.sampling == "t1.0" and not row.setting.drafters.is_off
+        assert (row.law_distance is not None) == is_counted
+
+
+def test_a_law_that_is_not_the_targets_is_found_out(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "slipstream.speculation.verification.block_accepted_len",
+        lambda thresholds, uniforms: np.array(len(thresholds)),
+    )
+    caught = diverging(audit_rejection(pair))
+    assert [item.what for row in caught for item in row.divergences] == ["law", "law"]
+    assert {row.setting.sampling for row in caught} == {"t1.0"}
 
 
 def test_rows_of_a_tree_that_are_not_moved_into_place_are_found_out(
@@ -276,7 +314,7 @@ def test_the_command_ends_with_1_where_an_answer_differs_and_shows_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("slipstream.engine.step.verify", keep_every_draft)
+    monkeypatch.setattr("slipstream.speculation.verification.verify", keep_every_draft)
     assert exit_status(*lossless_arguments(pair[0], tmp_path), "--allow-vacuous") == 1
     output = capsys.readouterr().out
     assert "The first divergence: prompt " in output
@@ -355,6 +393,7 @@ def test_golden_status_says_whether_all_that_is_supported_passes(tmp_path: Path)
 
 @pytest.mark.model
 def test_the_default_model_as_it_is_served_gives_the_same_tokens() -> None:
+    memory: dict[str, Any] = {"memory.kv_bytes": "1GiB", "memory.page_size": 16}
     report = audit(
         default_model_path(),
         "auto",
@@ -362,7 +401,7 @@ def test_the_default_model_as_it_is_served_gives_the_same_tokens() -> None:
         sampling="greedy,t1.0",
         sets="configured,merge",
         conditions="warm,chunked+preempted",
-        **{"memory.kv_bytes": "1GiB", "memory.page_size": 16},
+        **memory,
     )
     assert diverging(report) == []
     assert report.vacuous == ()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.engine.messages import Tokens
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler
 from slipstream.sampling.state import advance
@@ -22,9 +23,10 @@ from slipstream.speculation.control import FixedController
 from slipstream.speculation.cost import StepCost
 from slipstream.speculation.cost_control import CostController
 from slipstream.speculation.drafter import DraftContext, Drafter
+from slipstream.speculation.drafters.draft_model.parts import DraftModelRules
 from slipstream.speculation.tree import EMPTY_TREE, DraftLaw, DraftTree
 from slipstream.speculation.verification import RejectionVerification, Rule
-from tests.support.draft_models import DraftModelRules, make_draft_model
+from tests.support.draft_models import make_draft_model
 from tests.support.drafters import RecordingDrafter, ScriptedDrafter
 from tests.support.engine import VOCAB_SIZE, EngineHarness, EngineSetup
 from tests.support.scripted_target import LogitsOf
@@ -148,8 +150,9 @@ def samples(
         harness.submit(f"s{seed}", PROMPT, of_seed)
     while harness.engine.has_work:
         for event in harness.engine.step():
-            result = harness.results[event.request_id]
-            result.token_ids.setdefault(0, []).extend(getattr(event, "token_ids", ()))
+            if isinstance(event, Tokens):
+                result = harness.results[event.request_id]
+                result.token_ids.setdefault(0, []).extend(event.token_ids)
     harness.engine.check_integrity()
     return [harness.results[f"s{seed}"].token_ids[0] for seed in range(num_samples)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from slipstream.audit.counters import counter_sum
+from slipstream.audit.law import Draw
 from slipstream.audit.outcome import Case, Job, Outcome, RunResult, TopTwo
 from slipstream.audit.plan import NO_DRAFTERS, Condition, DrafterSet, Setting
 from slipstream.audit.pressure import MemoryPressure
@@ -23,6 +25,7 @@ from slipstream.engine.messages import (
     SpeculationOptions,
     SpeculationStats,
     Submit,
+    TokenLogprob,
     Tokens,
 )
 from slipstream.errors import EngineFailureError
@@ -80,6 +83,10 @@ class EngineTarget:
         self._facts: dict[str, Any] = {}
 
     @property
+    def verification(self) -> str:
+        return self._config.speculation.verification.kind
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         return self._facts
 
@@ -132,6 +139,7 @@ class EngineTarget:
                 "fingerprint": info.fingerprint,
                 "numerics": info.details.get("numerics", {}),
                 "drafters": [_description(item) for item in self._drafters],
+                "verification": self.verification,
             }
         return self._llm
 
@@ -159,6 +167,7 @@ class _Running:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     num_cached_tokens: int = 0
+    draws: list[Draw] = field(default_factory=list)
 
 
 class _Batch:
@@ -213,6 +222,7 @@ class _Batch:
             return False
         running.token_ids.extend(event.token_ids)
         running.text += event.text
+        running.draws.extend(map(_draw, event.logprobs or ()))
         if event.finish_reason is None:
             return False
         del self._live[event.request_id]
@@ -226,8 +236,15 @@ class _Batch:
             num_accepted_tokens=stats.num_accepted_tokens,
             num_cached_tokens=running.num_cached_tokens,
             fingerprint=self._engine.info.fingerprint,
+            draws=tuple(running.draws),
         )
         return True
+
+
+def _draw(token: TokenLogprob) -> Draw:
+    top_ids = [item.token_id for item in token.top]
+    place = top_ids.index(token.token_id) if token.token_id in top_ids else None
+    return Draw(place, tuple(math.exp(item.logprob) for item in token.top))
 
 
 def _description(drafter: DrafterConfig) -> dict[str, Any]:

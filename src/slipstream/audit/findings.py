@@ -18,7 +18,8 @@ class Divergence:
         wave: 1, or 2 for the second run of a warm cache.
         position: First output token that differs; the number of tokens where none does.
         expected, actual: Token ids there; None where an output has ended.
-        what: What differs: `tokens`, `finish_reason`, `text` or `prompt`.
+        what: What differs: `tokens`, `finish_reason`, `text` or `prompt`; or `law`, of all answers
+            of a row together.
         top_two: The target's best two tokens there; recomputed for the first of a row.
     """
 
@@ -38,6 +39,8 @@ class Row:
     Attributes:
         num_prefix_hits: Prompt tokens taken from the prefix cache.
         num_preemptions: None where it cannot be counted.
+        law_distance: Where tokens cannot be compared, how far their counts are from the target's
+            distributions, in standard deviations; None where tokens were compared.
     """
 
     setting: Setting
@@ -48,6 +51,7 @@ class Row:
     num_prefix_hits: int
     num_preemptions: int | None
     divergences: tuple[Divergence, ...]
+    law_distance: float | None = None
 
     @property
     def num_rejected(self) -> int:

@@ -1,7 +1,8 @@
 """Speculation on against off, token by token.
 
 The reference is what each prompt gives alone, cold, with speculation off. Whatever else is done,
-the answer must be the same.
+the answer must be the same. Where drafts are verified by rejection, answers with a temperature keep
+their distribution only, so there the tokens are counted against what they were drawn from.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slipstream.audit.findings import Divergence, Report, Row, compare, find_vacuous
+from slipstream.audit.law import MAX_DISTANCE, law_distance, law_params
 from slipstream.audit.outcome import (
     AuditTarget,
     Case,
@@ -133,20 +135,13 @@ class LosslessAudit:
         )
         shared_salt = self._salt() if setting.condition.is_warm else None
         waves = [
-            self._run(
-                setting,
-                [
-                    Job(
-                        answer.case,
-                        self._plan.params(setting.sampling, index),
-                        shared_salt or self._salt(),
-                    )
-                    for index, answer in enumerate(reference)
-                ],
-            )
-            for _ in range(setting.condition.num_waves)
+            self._run(setting, self._jobs(setting, reference, shared_salt, first_case))
+            for first_case in self._first_cases(setting, reference)
         ]
         outcomes = [outcome for wave in waves for outcome in wave.outcomes]
+        distance = None
+        if self._keeps_law_only(setting):
+            distance = law_distance(draw for outcome in outcomes for draw in outcome.draws)
         preemptions = [wave.num_preemptions for wave in waves]
         return Row(
             setting=setting,
@@ -156,8 +151,33 @@ class LosslessAudit:
             num_accepted=sum(outcome.num_accepted_tokens for outcome in outcomes),
             num_prefix_hits=sum(outcome.num_cached_tokens for outcome in outcomes),
             num_preemptions=_sum(preemptions),
-            divergences=tuple(self._divergences(waves, reference)),
+            divergences=(
+                tuple(self._divergences(waves, reference))
+                if distance is None
+                else _of_law(distance, outcomes)
+            ),
+            law_distance=distance,
         )
+
+    def _keeps_law_only(self, setting: Setting) -> bool:
+        is_drafted = self._target.verification == "rejection" and not setting.drafters.is_off
+        return is_drafted and not self._plan.params(setting.sampling, 0).is_greedy
+
+    def _first_cases(self, setting: Setting, reference: Sequence[Answer]) -> list[int]:
+        """Number of the first case of each wave; where samples are counted, none comes twice."""
+        step = len(reference) if self._keeps_law_only(setting) else 0
+        return [step * wave for wave in range(setting.condition.num_waves)]
+
+    def _jobs(
+        self, setting: Setting, reference: Sequence[Answer], salt: str | None, first_case: int
+    ) -> list[Job]:
+        jobs: list[Job] = []
+        for number, answer in enumerate(reference, start=first_case):
+            params = self._plan.params(setting.sampling, number)
+            if self._keeps_law_only(setting):
+                params = law_params(params)
+            jobs.append(Job(answer.case, params, salt or self._salt()))
+        return jobs
 
     def _divergences(
         self, waves: Sequence[RunResult], reference: Sequence[Answer]
@@ -185,6 +205,14 @@ class LosslessAudit:
     def _salt(self) -> str:
         self._num_salts += 1
         return f"audit-{self._nonce}-{self._num_salts}"
+
+
+def _of_law(distance: float, outcomes: Sequence[Outcome]) -> tuple[Divergence, ...]:
+    """A divergence where the tokens do not follow what they were drawn from."""
+    if distance <= MAX_DISTANCE:
+        return ()
+    num_tokens = sum(len(outcome.draws) for outcome in outcomes)
+    return (Divergence("all", 1, "law", num_tokens, None, None),)
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

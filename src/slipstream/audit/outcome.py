@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from slipstream.audit.law import Draw
 from slipstream.audit.plan import Setting
 from slipstream.sampling.params import SamplingParams
 
@@ -59,6 +60,7 @@ class Outcome:
     Attributes:
         num_cached_tokens: Prompt tokens that a prefix hit saved.
         fingerprint: Of the numerics that computed it.
+        draws: What each token was drawn from, where the parameters asked for it.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -69,6 +71,7 @@ class Outcome:
     num_accepted_tokens: int = 0
     num_cached_tokens: int = 0
     fingerprint: str = ""
+    draws: tuple[Draw, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,11 @@ class AuditTarget(Protocol):
     @property
     def can_preempt(self) -> bool:
         """Whether preemption can be forced, so that a run without any is vacuous."""
+        ...
+
+    @property
+    def verification(self) -> str:
+        """How drafts are checked: `exact`, or `rejection`, which promises less."""
         ...
 
     @property

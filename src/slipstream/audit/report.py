@@ -111,6 +111,7 @@ def _row(row: Row) -> Json:
         "condition": row.setting.condition.label,
         **_totals([row]),
         "num_preemptions": row.num_preemptions,
+        "law_distance": row.law_distance,
         "divergences": [_divergence(item) for item in row.divergences],
     }
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from slipstream.audit.findings import Divergence, Report, Row
 from slipstream.audit.fixture import Check, Result
+from slipstream.audit.law import MAX_DISTANCE
 
 _STYLES = {"pass": "green", "fail": "bold red", "not supported yet": "dim"}
 
@@ -88,6 +89,14 @@ def _notes(report: Report, token_text: TokenText) -> Iterator[str]:
     first = next(((row, row.divergences[0]) for row in report.rows if row.divergences), None)
     if first is not None:
         yield _first_divergence(*first, token_text)
+    distances = [row.law_distance for row in report.rows if row.law_distance is not None]
+    if distances:
+        yield (
+            "Drafts with a temperature are verified by rejection, which keeps the distribution: in "
+            f"{len(distances)} settings tokens were counted, not compared; the farthest count is "
+            f"{max(distances):.2f} standard deviations from its expectation, {MAX_DISTANCE:g} are "
+            "allowed."
+        )
     if len(report.fingerprints) > 1:
         yield (
             f"The answers come from {len(report.fingerprints)} different numerics "
@@ -111,6 +120,11 @@ def _first_divergence(row: Row, item: Divergence, token_text: TokenText) -> str:
         f"{setting.drafters.label}, {setting.condition.label}, concurrency {setting.concurrency}, "
         f"run {item.wave}: "
     )
+    if item.what == "law":
+        return (
+            f"{where}the {item.position} tokens do not follow the target's distributions: a count "
+            f"is {row.law_distance:.3g} standard deviations from its expectation."
+        )
     if item.what != "tokens":
         return f"{where}the {item.what} differs after {item.position} equal tokens."
     text = (

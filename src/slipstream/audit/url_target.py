@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 
 from slipstream.audit.counters import counter_sum
+from slipstream.audit.law import NUM_TOP, Draw
 from slipstream.audit.outcome import Job, Outcome, RunResult, TopTwo
 from slipstream.audit.plan import DrafterSet, Setting
 from slipstream.errors import EngineFailureError, EngineUnavailableError, InvalidRequestError
@@ -40,6 +42,11 @@ class UrlTarget:
         self._url = str(client.base_url).rstrip("/")
         self._model = str(self._get("/v1/models")["data"][0]["id"])
         self._facts: Json = {"model": self._model, "server": self._get("/version")}
+
+    @property
+    def verification(self) -> str:
+        server: Json = self._facts["server"]
+        return str(server.get("verification") or "exact")
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -88,6 +95,17 @@ class UrlTarget:
             "speculation": _speculation(drafters),
             **_sampling(job.params),
         }
+        if job.params.logprobs:
+            num_top = job.params.top_logprobs
+            is_text = job.case.text is not None
+            body |= (
+                {"logprobs": num_top} if is_text else {"logprobs": True, "top_logprobs": num_top}
+            )
+            body |= {
+                "logprobs_mode": job.params.logprobs_mode,
+                "ignore_eos": job.params.ignore_eos,
+                "return_tokens_as_token_ids": True,
+            }
         if job.case.text is not None:
             answer = self._post("/v1/completions", body | {"prompt": job.case.text})
             choice = answer["choices"][0]
@@ -113,6 +131,7 @@ class UrlTarget:
             num_accepted_tokens=stats.get("num_accepted_tokens", 0),
             num_cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             fingerprint=answer.get("system_fingerprint") or "",
+            draws=_draws(choice.get("logprobs") or {}) if job.params.logprobs else (),
         )
 
     def _counts(self) -> tuple[int, int] | None:
@@ -170,3 +189,22 @@ def _sampling(params: SamplingParams) -> Json:
         "max_tokens": params.max_tokens,
         "seed": params.seed,
     }
+
+
+def _draws(logprobs: Json) -> tuple[Draw, ...]:
+    """Of a completion's or a chat's log-probabilities, with tokens named by their ids."""
+    if "content" in logprobs:
+        tops = [
+            (item["token"], {top["token"]: top["logprob"] for top in item["top_logprobs"]})
+            for item in logprobs["content"]
+        ]
+    else:
+        named = zip(logprobs.get("tokens", ()), logprobs.get("top_logprobs", ()), strict=True)
+        tops = [(token, top or {}) for token, top in named]
+    return tuple(_draw(token, top) for token, top in tops)
+
+
+def _draw(token: str, logprobs: Mapping[str, float]) -> Draw:
+    best = sorted(logprobs, key=lambda name: -logprobs[name])[:NUM_TOP]
+    probs = tuple(math.exp(logprobs[name]) for name in best)
+    return Draw(best.index(token) if token in best else None, probs)

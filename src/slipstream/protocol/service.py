@@ -75,11 +75,12 @@ class Status(WireModel):
 
 
 class Version(WireModel):
-    """Body of `/version`."""
+    """Body of `/version`; `verification` says how drafts are checked, once the engine is there."""
 
     version: str
     model: str
     system_fingerprint: str | None
+    verification: str | None
 
 
 def read_tokenize_request(body: dict[str, Any]) -> TokenizeRequest:  # Any: JSON values

@@ -22,6 +22,7 @@ class FakeTarget:
 
     change: Change = lambda setting, job, outcome: outcome
     can_preempt: bool = True
+    verification: str = "exact"
     runs: list[tuple[Setting, list[Job]]] = field(default_factory=list)
     asked: list[tuple[int, ...]] = field(default_factory=list)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from slipstream.audit.findings import Report
+from slipstream.audit.law import MAX_DISTANCE, Draw, law_distance
 from slipstream.audit.lossless import LosslessAudit
 from slipstream.audit.outcome import Job, Outcome
 from slipstream.audit.plan import NO_DRAFTERS, AuditPlan, Condition, DrafterSet, Setting
@@ -133,3 +135,61 @@ def test_all_numerics_are_named() -> None:
         return outcome if setting.drafters.is_off else replace(outcome, fingerprint="fp_2")
 
     assert run(FakeTarget(change=move)).fingerprints == ("fp_1", "fp_2")
+
+
+def drawn(setting: Setting, job: Job, outcome: Outcome, share: float) -> Outcome:
+    """Tokens of which `share` are the likeliest one, whose probability is a half."""
+    if not job.params.logprobs:
+        return outcome
+    rng = np.random.default_rng(job.params.seed)
+    places = [rng.choice([0, 1, 2], p=[share, 0.2, 0.8 - share]) for _ in range(200)]
+    return replace(
+        outcome,
+        token_ids=tuple(rng.integers(0, 9, 200).tolist()),
+        draws=tuple(Draw(None if place == 2 else int(place), (0.5, 0.2)) for place in places),
+    )
+
+
+def test_where_only_the_law_is_kept_sampled_tokens_are_counted_and_not_compared() -> None:
+    target = FakeTarget(
+        change=lambda setting, job, outcome: drawn(setting, job, outcome, 0.5),
+        verification="rejection",
+    )
+    report = run(target, plan=replace(PLAN, drafter_sets=(NGRAM, NO_DRAFTERS)))
+    assert report.num_divergences == 0
+    for row in report.rows:
+        is_counted = row.setting.sampling == "t1.0" and not row.setting.drafters.is_off
+        assert (row.law_distance is not None) == is_counted
+        if row.law_distance is not None:
+            assert 0.0 < row.law_distance < MAX_DISTANCE
+    for setting, jobs in target.runs:
+        is_counted = setting.sampling == "t1.0" and not setting.drafters.is_off
+        assert {job.params.top_logprobs > 0 for job in jobs} == {is_counted}
+        assert {job.params.ignore_eos for job in jobs} == {is_counted}
+    warm = [
+        {job.params.seed for job in jobs}
+        for setting, jobs in target.runs
+        if setting.condition.is_warm and jobs[0].params.logprobs
+    ]
+    assert not warm[0] & warm[1]
+
+
+def test_tokens_that_do_not_follow_their_law_are_a_divergence() -> None:
+    def bent(setting: Setting, job: Job, outcome: Outcome) -> Outcome:
+        return drawn(setting, job, outcome, 0.6 if setting.drafters == NGRAM else 0.5)
+
+    report = run(FakeTarget(change=bent, verification="rejection"))
+    counted = [row for row in report.rows if row.law_distance is not None]
+    assert len(counted) == len(report.rows) / 2
+    for row in counted:
+        assert row.law_distance is not None
+        assert row.law_distance > MAX_DISTANCE
+        assert [item.what for item in row.divergences] == ["law"]
+    assert report.num_divergences == len(counted)
+
+
+def test_a_law_without_enough_tokens_says_nothing() -> None:
+    assert law_distance([]) == 0.0
+    assert law_distance([Draw(0, (0.9,))] * 9) == 0.0
+    assert law_distance([Draw(0, (1.0,))] * 900) == 0.0
+    assert law_distance([Draw(0, (0.5, 0.5))] * 100) == pytest.approx(10.0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from slipstream.audit.law import Draw, law_params
 from slipstream.audit.outcome import Case, Job
 from slipstream.audit.plan import (
     CONFIGURED_DRAFTERS,
@@ -40,6 +43,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.bodies: list[tuple[str, Json]] = []
         self.status = 200
+        self.version: Json = {}
         self.change: Callable[[Json], None] = lambda _: None
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -47,7 +51,7 @@ class FakeServer:
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "served"}]})
         if path == "/version":
-            return httpx.Response(200, json={"version": "1"})
+            return httpx.Response(200, json={"version": "1"} | self.version)
         if path == "/metrics":
             return httpx.Response(200, text=METRICS.format(n=float(len(self.bodies))))
         body = json.loads(request.content)
@@ -192,3 +196,44 @@ def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
 
     with pytest.raises(EngineUnavailableError, match="does not answer"):
         target_over(refuse)
+
+
+def test_a_server_says_how_it_verifies_drafts(server: FakeServer) -> None:
+    assert target_over(server).verification == "exact"
+    server.version = {"verification": "rejection"}
+    assert target_over(server).verification == "rejection"
+
+
+def test_where_the_law_is_counted_the_server_tells_what_tokens_were_drawn_from(
+    server: FakeServer,
+) -> None:
+    def add_logprobs(answer: Json) -> None:
+        choice = answer["choices"][0]
+        if "message" in choice:
+            top = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:4", "logprob": -2}]
+            choice["logprobs"] = {
+                "content": [
+                    {"token": "token_id:7", "logprob": -0.5, "top_logprobs": top},
+                    {"token": "token_id:9", "logprob": -9.0, "top_logprobs": top},
+                ]
+            }
+        else:
+            top_logprobs = {"token_id:4": -2.0, "token_id:7": -0.5}
+            choice["logprobs"] = {
+                "tokens": ["token_id:7", "token_id:9"],
+                "top_logprobs": [top_logprobs, {"token_id:7": -0.5, "token_id:4": -2.0}],
+            }
+
+    server.change = add_logprobs
+    jobs = [replace(item, params=law_params(item.params)) for item in (job(CHAT), job(TEXT))]
+    result = target_over(server).run(setting(CONFIGURED_DRAFTERS), jobs, on_done=lambda: None)
+    probs = (math.exp(-0.5), math.exp(-2.0))
+    for outcome in result.outcomes:
+        assert outcome.draws == (Draw(0, probs), Draw(None, probs))
+    for path, body in server.bodies:
+        assert body["logprobs_mode"] == "processed"
+        assert body["ignore_eos"]
+        assert body["return_tokens_as_token_ids"]
+        is_chat = path == "/v1/chat/completions"
+        assert body["logprobs"] == (True if is_chat else 5)
+        assert body.get("top_logprobs") == (5 if is_chat else None)

@@ -99,6 +99,7 @@ async def test_version_tells_what_is_served() -> None:
         "version": "1.2.3",
         "model": MODEL,
         "system_fingerprint": "fp_fake",
+        "verification": None,
     }
 
 

@@ -52,6 +52,7 @@ async def _version(service: Service, _request: Request) -> Response:
         version=service.version,
         model=service.model,
         system_fingerprint=None if info is None else info.fingerprint,
+        verification=None if info is None else info.details.get("verification"),
     )
     return Response(version.model_dump_json(), media_type="application/json")
 
