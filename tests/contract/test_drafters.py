@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import get_args
 
 import pytest
 
 from slipstream.config.speculation import DrafterConfig, NgramConfig, SuffixConfig
+from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.build import DrafterResources, build_drafter
 from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelRules
@@ -128,6 +130,27 @@ def test_proposals_stay_within_their_bounds(
         (tree,) = drafter.propose([context])
         assert len(tree) <= max_nodes
         assert tree.depth <= max_len
+
+
+def test_draws_come_as_a_chain_with_laws_and_scores_that_no_draw_decides(
+    make: Callable[[], Drafter],
+) -> None:
+    drafter = make()
+    context = draft_context(_text(3), params=SamplingParams(temperature=1.0))
+    trees = [
+        drafter.propose([replace(context, seed=seed, wants_laws=True)])[0] for seed in range(6)
+    ]
+    if trees[0].laws is None:  # nothing is drawn, so seeds change nothing
+        assert all(tree == trees[0] and tree.laws is None for tree in trees)
+        return
+    assert len({tree.tokens for tree in trees}) > 1
+    for tree in trees:
+        assert tree.is_chain
+        assert tree.laws is not None
+        assert tree.scores[0] == pytest.approx(trees[0].scores[0], abs=1e-6)
+        for token, law in zip(tree.tokens, tree.laws, strict=True):
+            assert token in law.token_ids
+            assert float(law.probs.sum()) == pytest.approx(1.0)
 
 
 def test_there_is_one_tree_per_context_in_order(make: Callable[[], Drafter]) -> None:
