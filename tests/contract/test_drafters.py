@@ -108,7 +108,8 @@ def assert_same(trees: Sequence[DraftTree], expected: Sequence[DraftTree]) -> No
 def test_every_configurable_kind_is_tested_here() -> None:
     members = get_args(get_args(DrafterConfig)[0])
     kinds = {member.model_fields["kind"].default for member in members}
-    assert kinds == {case.split()[0] for case in CASES}
+    # A shipped drafter is one of the nets; the engine says which before anything is built.
+    assert kinds - {"shipped"} == {case.split()[0] for case in CASES}
 
 
 def test_it_goes_by_the_name_of_its_instance(make: Callable[[], Drafter]) -> None:
