@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from slipstream.cli.main import main
 from tests.support.tiny_llm import write_tiny_model
@@ -88,6 +90,28 @@ def test_prompts_become_a_drafter(
         "prompts",
     ]
     assert {row["label"] for row in json.loads((tmp_path / "e.json").read_text())} >= {"prompts"}
+
+
+def test_a_run_starts_with_the_weights_of_another(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_data(tmp_path, model)
+    fit: Arguments = ["train", "fit", "--data", data, *flags(model), "--family", "eagle3"]
+    fit += ["--draft-vocab", "128", "--pack-len", "64", "--step-packs", "2", "--anchors", "8"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run(*fit, "--draft-len", "2", "--steps", "3", "--out", first) == 0
+    more: Arguments = [*fit, "--steps", "1", "--learning-rate", "1e-7", "--start-from", first]
+    assert run(*more, "--draft-len", "2", "--out", second) == 0
+    assert json.loads((second / "run.json").read_text())["start_sha256"]
+    weights = [load_file(path / "draft/model.safetensors") for path in (first, second)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=0.02, atol=1e-4)
+    capsys.readouterr()
+    assert run(*more, "--draft-len", "3", "--out", tmp_path / "third") == 2
+    assert "differs from the one to train in max_draft_len (2 there, 3 now)" in (
+        capsys.readouterr().err
+    )
 
 
 def test_errors_end_with_a_hint(

@@ -27,6 +27,9 @@ HeadOption = Annotated[
         help="Let the head move away from the target's rows. Not given: only for eagle3.",
     ),
 ]
+StartOption = Annotated[
+    Path | None, typer.Option(help="Run of the same net, with whose weights this one starts.")
+]
 LossOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,6 +45,7 @@ def fit(
     data: DataOption,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")],
     cache: CacheOption = None,
+    start_from: StartOption = None,
     family: FamilyOption = "dspark",
     layers: Annotated[int | None, typer.Option(min=1, help="Not given: 2, for eagle3 1.")] = None,
     taps: TapsOption = None,
@@ -81,12 +85,9 @@ def fit(
 
     sizes = (layers, draft_len, draft_vocab, intermediate, markov_rank)
     options = FitOptions(
-        files=RunFiles(data, out, cache),
-        net=NetOptions(family, taps, mask_token, train_head, *sizes),
-        epochs=epochs,
-        num_steps=steps,
-        learning_rate=learning_rate,
-        losses=tuple(loss or ()),
+        RunFiles(data, out, cache, start_from),
+        NetOptions(family, taps, mask_token, train_head, *sizes),
+        *(epochs, steps, learning_rate, tuple(loss or ())),
         course={
             "pack_len": pack_len,
             "step_packs": step_packs,

@@ -32,6 +32,7 @@ from slipstream.training.session import (
     TrainingTarget,
     open_source,
     restore_run,
+    restore_start,
     start_net,
     write_fixed,
 )
@@ -43,6 +44,7 @@ from slipstream.training.settings import (
     RunSettings,
     default_losses,
 )
+from slipstream.training.sources import FeatureSource
 from slipstream.training.tap_scales import NUM_MEASURED, measure_tap_scales
 from slipstream.training.trainer import Trainer
 from slipstream.training.workers import DistributedWorkers, SingleWorker, Workers
@@ -55,11 +57,19 @@ _RATES = {"muon": 8e-3, "adamw": 1e-3}
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Folders of a run: answers, what is made, and features; None asks the target for them."""
+    """Folders of a run.
+
+    Attributes:
+        data: Answers.
+        out: What is made.
+        cache: Features; None asks the target for them.
+        start: Another run, whose weights this one starts with.
+    """
 
     data: Path
     out: Path
     cache: Path | None
+    start: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +116,21 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     settings = choose_settings(target, dataset, options)
     pieces = _pieces(dataset, "train", settings.fit)
     folder = RunFolder(options.files.out)
+    start = options.files.start and restore_start(options.files.start, target, settings)
     record = RunRecord(
-        target=target.identity, dataset_sha256=dataset.manifest.sha256, settings=settings
-    )
-    eos = target.loaded.tokenizer.eos_token_ids
-    token_ids = select_draft_tokens(
-        dataset.of_side("train"), target.identity.vocab_size, options.net.draft_vocab, eos
+        target=target.identity,
+        dataset_sha256=dataset.manifest.sha256,
+        settings=settings,
+        start_sha256=start.weights_sha256 if start else None,
     )
     if workers.rank == 0:
         folder.begin(record)
     workers.add_up([torch.zeros(1)])  # the others wait until the folder is there
     source = open_source(target, dataset, settings.net.tap_layer_ids, options.files.cache)
-    measured = source.features(dataset.indices("train")[:NUM_MEASURED])
-    fixed = FixedParts(token_ids, measure_tap_scales(measured))
+    fixed = start.fixed if start else _measure_fixed(target, dataset, source, options.net)
     if workers.rank == 0:
         write_fixed(folder, fixed)
-    net = start_net(settings, target, fixed)
+    net = start.net if start else start_net(settings, target, fixed)
     trainer = Trainer(
         net, objective_of(settings, net), settings.fit, source, dataset.answers, workers
     )
@@ -145,6 +154,15 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     run = restore_run(options.files.out, target)
     export_run(run, target, options.files.out / DRAFT_FOLDER, "slipstream", "bfloat16", story)
     console.print(f"the drafter is in {options.files.out / DRAFT_FOLDER}")
+
+
+def _measure_fixed(
+    target: TrainingTarget, dataset: Dataset, source: FeatureSource, net: NetOptions
+) -> FixedParts:
+    answers, eos = dataset.of_side("train"), target.loaded.tokenizer.eos_token_ids
+    token_ids = select_draft_tokens(answers, target.identity.vocab_size, net.draft_vocab, eos)
+    measured = source.features(dataset.indices("train")[:NUM_MEASURED])
+    return FixedParts(token_ids, measure_tap_scales(measured))
 
 
 def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> RunSettings:

@@ -29,6 +29,7 @@ class RunRecord(BaseModel):
 
     Attributes:
         dataset_sha256: Of the answers that it is trained on.
+        start_sha256: Of the weights that it starts with, if they are another run's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,6 +38,7 @@ class RunRecord(BaseModel):
     target: TargetIdentity
     dataset_sha256: str
     settings: RunSettings
+    start_sha256: str | None = None
 
 
 class Score(BaseModel):
@@ -98,7 +100,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(file, record.model_dump_json(indent=1) + "\n")
             return
-        differing = _differences(self.read().model_dump(), record.model_dump())
+        differing = differences(self.read().model_dump(), record.model_dump())
         if differing:
             raise ConfigError(
                 f"{self.path} holds a run that differs in {'; '.join(differing)}",
@@ -170,11 +172,12 @@ def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def _differences(old: object, new: object, name: str = "") -> list[str]:
+def differences(old: object, new: object, name: str = "") -> list[str]:
+    """Where two records of JSON values differ, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         parts = (
-            _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
             for key in keys
         )
         return [difference for part in parts for difference in part]

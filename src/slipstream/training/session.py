@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.engine.loading import LoadedModel
-from slipstream.errors import WeightsError
+from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.dataset import Dataset
 from slipstream.training.nets import HEAD, FixedParts, TrainedNet, new_net
-from slipstream.training.run_folder import Progress, RunFolder, RunRecord
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord, differences
 from slipstream.training.settings import RunSettings
 from slipstream.training.shards import CachedSource, read_cache_manifest
 from slipstream.training.sources import FeatureSource, OnlineSource
@@ -50,8 +51,18 @@ class RestoredRun:
 
     path: Path
     record: RunRecord
+    fixed: FixedParts
     net: TrainedNet
     progress: Progress
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of the weights that were trained."""
+        digest = hashlib.sha256()
+        for name, parameter in self.net.trained().items():
+            digest.update(name.encode())
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def longest(dataset: Dataset) -> int:
@@ -99,6 +110,23 @@ def start_net(settings: RunSettings, target: TrainingTarget, fixed: FixedParts) 
     )
 
 
+def restore_start(path: Path, target: TrainingTarget, settings: RunSettings) -> RestoredRun:
+    """The run in `path`, for a new one with `settings` to start with its weights.
+
+    Raises:
+        ConfigError: Its net has another shape; says which.
+        WeightsError: As `restore_run`.
+    """
+    run = restore_run(path, target)
+    differing = differences(run.record.settings.net.model_dump(), settings.net.model_dump())
+    if differing:
+        raise ConfigError(
+            f"the net in {path} differs from the one to train in {'; '.join(differing)}",
+            hint="give the options that it was trained with, or leave out --start-from",
+        )
+    return run
+
+
 def write_fixed(folder: RunFolder, fixed: FixedParts) -> None:
     """Keep what stays through a run."""
     tensors = {"token_ids": fixed.token_ids, "tap_scales": fixed.tap_scales}
@@ -128,7 +156,7 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
     with torch.no_grad():
         for name, parameter in net.trained().items():
             parameter.copy_(tensors[f"parameter/{name}"])
-    return RestoredRun(path, record, net, progress)
+    return RestoredRun(path, record, fixed, net, progress)
 
 
 def stored_parameters(net: TrainedNet) -> dict[str, Tensor]:
