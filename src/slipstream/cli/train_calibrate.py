@@ -36,7 +36,7 @@ def calibrate(
     target = open_target(effective)
     restored = restore_run(run, target)
     dataset = open_dataset(data, target.identity)
-    chosen = restored.record.settings
+    chosen = restored.record.settings.to_measure()
     source = open_source(target, dataset, chosen.net.tap_layer_ids, cache)
     results = measured(
         restored.net,

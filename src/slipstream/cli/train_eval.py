@@ -106,7 +106,7 @@ def _along_answers(
     target = open_target(config)
     restored = restore_run(run, target)
     dataset = open_dataset(data, target.identity)
-    chosen = restored.record.settings
+    chosen = restored.record.settings.to_measure()
     return measure(
         restored.net,
         objective_of(chosen, restored.net),

@@ -26,6 +26,20 @@ class Anchors:
 
 
 @dataclass(frozen=True, slots=True)
+class AnchorRules:
+    """How anchors are drawn.
+
+    Attributes:
+        count: Anchors of each pack.
+        repeat_weight: How likely an anchor is whose next token only repeats the text, beside
+            others.
+    """
+
+    count: int
+    repeat_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class BlockLabels:
     """What the rows of blocks should draft; `drafts` counts from the token behind the anchor.
 
@@ -49,23 +63,28 @@ class BlockLabels:
     is_valid: Tensor
 
 
-def choose_anchors(packs: Packs, count: int, seeds: Sequence[int]) -> Anchors:
+def choose_anchors(packs: Packs, rules: AnchorRules, seeds: Sequence[int]) -> Anchors:
     """Draw anchors among an answer's own tokens with another behind them, without repetition.
 
     Args:
-        count: Anchors of each pack.
         seeds: Of each pack; they alone decide.
+
+    Source of the weighted draw: Efraimidis and Spirakis 2006.
     """
     is_response = packs.is_response.numpy()
     documents = packs.documents.numpy()
     may_start = is_response.copy()
     may_start[:, -1] = False
     may_start[:, :-1] &= is_response[:, 1:] & (documents[:, 1:] == documents[:, :-1])
-    places = np.zeros((len(may_start), count), np.int64)
+    weights = np.ones(may_start.shape)
+    weights[:, :-1][packs.is_repeat.numpy()[:, 1:]] = rules.repeat_weight
+    places = np.zeros((len(may_start), rules.count), np.int64)
     is_real = np.zeros_like(places, dtype=bool)
     for row, (candidates, seed) in enumerate(zip(may_start, seeds, strict=True)):
         rng = np.random.default_rng(seed)
-        drawn = np.sort(rng.permutation(np.flatnonzero(candidates))[:count])
+        able = np.flatnonzero(candidates)
+        keys = rng.exponential(size=len(able)) / weights[row, able]
+        drawn = np.sort(able[np.argsort(keys)[: rules.count]])
         places[row, : len(drawn)] = drawn
         is_real[row, : len(drawn)] = True
     return Anchors(torch.from_numpy(places), torch.from_numpy(is_real))

@@ -16,7 +16,7 @@ from slipstream.models.drafts.dflash2 import DFlash2Net
 from slipstream.models.drafts.dspark import DSparkNet
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.drafts.parts import Context
-from slipstream.training.batch_blocks import BlockLabels, choose_anchors, label_blocks
+from slipstream.training.batch_blocks import AnchorRules, BlockLabels, choose_anchors, label_blocks
 from slipstream.training.head_loss import HeadLoss, HeadTargets, LossScales, head_loss
 from slipstream.training.objective import Batch, DraftIds, Outcome, RowResults
 from slipstream.training.packing import Packs
@@ -59,7 +59,7 @@ class BlockObjective:
         ids: The draft's vocabulary.
         losses: Scales of the parts.
         num_drafts: Drafts of a block.
-        num_anchors: Blocks of each pack.
+        anchors: Where blocks start.
         recomputes: Whether layers are computed again in the backward pass to save memory.
 
     Source: arXiv:2602.06036 (DFlash), arXiv:2607.05147 (DSpark), NVIDIA NeMo (DFlash 2).
@@ -70,20 +70,20 @@ class BlockObjective:
         ids: DraftIds,
         losses: LossSettings,
         num_drafts: int,
-        num_anchors: int,
+        anchors: AnchorRules,
         *,
         recomputes: bool,
     ) -> None:
         self._ids = ids
         self._losses = losses
-        self._num_anchors = num_anchors
+        self._anchors = anchors
         self._recomputes = recomputes
         self._decay = torch.exp(-torch.arange(num_drafts) / losses.depth_decay)
         self._num_drafts = num_drafts
 
     def prepare(self, packs: Packs, seeds: Sequence[int]) -> BlockBatch:
         """See `Objective`."""
-        anchors = choose_anchors(packs, self._num_anchors, seeds)
+        anchors = choose_anchors(packs, self._anchors, seeds)
         labels = label_blocks(packs, anchors, self._num_drafts)
         return BlockBatch(packs, labels, labels.is_valid * self._decay)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.models.drafts.eagle3 import Eagle3Net, Eagle3Rows
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.drafts.parts import Context, LayerKv, empty_context
-from slipstream.training.batch_blocks import BlockLabels, choose_anchors, label_blocks
+from slipstream.training.batch_blocks import AnchorRules, BlockLabels, choose_anchors, label_blocks
 from slipstream.training.head_loss import HeadTargets, LossScales, head_loss
 from slipstream.training.objective import Batch, DraftIds, Outcome, RowResults
 from slipstream.training.packing import Packs
@@ -51,23 +51,23 @@ class EagleObjective:
 
     Args:
         num_steps: Drafts that are unrolled.
-        num_anchors: Blocks of each pack; fewer than its tokens make a step cheaper.
+        anchors: Fewer than a pack's tokens make a step cheaper.
 
     Source: arXiv:2503.01840.
     """
 
     def __init__(
-        self, ids: DraftIds, losses: LossSettings, num_steps: int, num_anchors: int
+        self, ids: DraftIds, losses: LossSettings, num_steps: int, anchors: AnchorRules
     ) -> None:
         self._ids = ids
         self._losses = losses
         self._num_steps = num_steps
-        self._num_anchors = num_anchors
+        self._anchors = anchors
         self._decay = losses.depth_decay ** torch.arange(num_steps)
 
     def prepare(self, packs: Packs, seeds: Sequence[int]) -> EagleBatch:
         """See `Objective`."""
-        anchors = choose_anchors(packs, self._num_anchors, seeds)
+        anchors = choose_anchors(packs, self._anchors, seeds)
         labels = label_blocks(packs, anchors, self._num_steps)
         is_known = self._ids.of(labels.top_ids[..., 0]) >= 0
         documents = packs.documents

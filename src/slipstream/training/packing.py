@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from slipstream.training.target import Features
 
 MIN_RESPONSE_LEN = 3  # less teaches a drafter nothing
 _OPEN_PACKS = 32
+_REPEAT_LEN = 6
 _CONTEXT_SHARE = 4  # a quarter of a cut sequence is what stands in front of the answer
 
 
@@ -45,6 +47,8 @@ class Packs:
         documents: [packs, len] int64 which piece a place belongs to, from 0 in each pack; -1 where
             nothing is.
         is_response: [packs, len] bool places of an answer's own tokens.
+        is_repeat: [packs, len] bool tokens that follow the tokens in front of them for the second
+            time: copying drafts them.
         taps: [packs, len, taps * hidden] bfloat16.
         top_ids: [packs, len, k] int64 likeliest tokens *behind* each place; -1 where not known.
         top_probs: [packs, len, k] float32 their probabilities; 0 where not known.
@@ -54,6 +58,7 @@ class Packs:
     positions: Tensor
     documents: Tensor
     is_response: Tensor
+    is_repeat: Tensor
     taps: Tensor
     top_ids: Tensor
     top_probs: Tensor
@@ -100,6 +105,17 @@ def arrange(pieces: Sequence[Piece], pack_len: int, seed: int) -> list[tuple[Pie
     return packs + [tuple(pack) for pack in opened]
 
 
+def find_repeats(tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """[tokens] whether each follows the few in front of it as it did when they last occurred."""
+    is_repeat = np.zeros(len(tokens), dtype=np.bool_)
+    followed_by: dict[tuple[int, ...], int] = {}
+    for place in range(_REPEAT_LEN, len(tokens)):
+        in_front = tuple(tokens[place - _REPEAT_LEN : place])
+        is_repeat[place] = followed_by.get(in_front) == tokens[place]
+        followed_by[in_front] = tokens[place]
+    return is_repeat
+
+
 def build_packs(
     packs: Sequence[Sequence[Piece]],
     answers: Sequence[Answer],
@@ -119,6 +135,7 @@ def build_packs(
         positions=ids.clone(),
         documents=torch.full_like(ids, -1),
         is_response=torch.zeros(num_packs, pack_len, dtype=torch.bool),
+        is_repeat=torch.zeros(num_packs, pack_len, dtype=torch.bool),
         taps=torch.zeros(num_packs, pack_len, first.taps.shape[-1], dtype=torch.bfloat16),
         top_ids=torch.full((num_packs, pack_len, num_top), -1),
         top_probs=torch.zeros(num_packs, pack_len, num_top),
@@ -143,6 +160,7 @@ def _lay(
     built.taps[row, place:end] = features.taps[piece.start : piece.stop]
     first_response = place + piece.prompt_len - piece.start
     built.is_response[row, first_response:end] = True
+    built.is_repeat[row, place:end] = torch.from_numpy(find_repeats(tokens))
     known = end - first_response  # tokens of the answer; the row in front of each knows them
     known_at = slice(first_response - 1, end - 1)
     built.top_ids[row, known_at] = features.top_ids[:known].long()

@@ -63,6 +63,8 @@ class FitSettings(_Settings):
         pack_len: Tokens of a packed sequence.
         step_packs: Packs of an optimiser's step; `pass_packs` of them go through the net at once.
         num_anchors: Blocks of each pack.
+        repeat_weight: How likely a block is whose first draft repeats the text so far, beside
+            others: greedy answers go round in circles, and a drafter that copies is at hand.
         num_steps: Steps of the optimiser.
         learning_rate: At its highest, behind a warm-up over `warmup_share` of all steps; a cosine
             leads from there to `final_share` of it.
@@ -77,6 +79,7 @@ class FitSettings(_Settings):
     step_packs: int = Field(default=8, ge=1)
     pass_packs: int = Field(default=8, ge=1)
     num_anchors: int = Field(default=96, ge=1)
+    repeat_weight: float = Field(default=0.15, gt=0.0)
     num_steps: int = Field(ge=1)
     learning_rate: float = Field(gt=0.0)
     warmup_share: float = Field(default=0.04, ge=0.0, lt=1.0)
@@ -95,6 +98,11 @@ class RunSettings(_Settings):
     net: NetSettings
     losses: LossSettings
     fit: FitSettings
+
+    def to_measure(self) -> RunSettings:
+        """The same with all text alike, repeated or not: what a drafter meets."""
+        fit = self.fit.model_copy(update={"repeat_weight": 1.0})
+        return self.model_copy(update={"fit": fit})
 
 
 def default_losses(family: Family) -> LossSettings:

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.training.answers import Answer
-from slipstream.training.batch_blocks import choose_anchors, label_blocks
-from slipstream.training.packing import Packs, Piece, arrange, build_packs, cut_answers
+from slipstream.training.batch_blocks import AnchorRules, choose_anchors, label_blocks
+from slipstream.training.packing import (
+    Packs,
+    Piece,
+    arrange,
+    build_packs,
+    cut_answers,
+    find_repeats,
+)
 from slipstream.training.session import open_source
 from tests.support.training import PACK_LEN, counting_answers, tiny_target, write_dataset
 
@@ -71,7 +80,7 @@ def test_a_place_knows_what_the_target_says_behind_it(packs: Packs, tmp_path: Pa
 
 
 def test_anchors_and_their_first_label_are_an_answers_own(packs: Packs) -> None:
-    anchors = choose_anchors(packs, 10, range(len(packs.tokens)))
+    anchors = choose_anchors(packs, AnchorRules(10), range(len(packs.tokens)))
     labels = label_blocks(packs, anchors, 3)
     assert bool(labels.is_valid[..., 0].eq(anchors.is_real).all())
     counts_up = labels.labels == labels.previous + 1
@@ -81,7 +90,7 @@ def test_anchors_and_their_first_label_are_an_answers_own(packs: Packs) -> None:
 
 
 def test_a_block_sees_what_is_in_front_of_its_anchor_in_its_own_document(packs: Packs) -> None:
-    anchors = choose_anchors(packs, 4, range(len(packs.tokens)))
+    anchors = choose_anchors(packs, AnchorRules(4), range(len(packs.tokens)))
     labels = label_blocks(packs, anchors, 3)
     for pack in range(len(packs.tokens)):
         for number, place in enumerate(anchors.places[pack].tolist()):
@@ -90,7 +99,29 @@ def test_a_block_sees_what_is_in_front_of_its_anchor_in_its_own_document(packs: 
             assert seen == list(range(place - start, place))
 
 
+def test_tokens_that_repeat_the_text_are_found() -> None:
+    once = [3, 1, 4, 1, 5, 9, 2, 6]
+    assert not find_repeats(once).any()
+    again = find_repeats([*once, 7, *once])
+    assert again.nonzero()[0].tolist() == [15, 16]  # the first six tokens of a copy could be new
+    assert not find_repeats([*once, 7, *once[:6], 8]).any()
+
+
+def test_few_blocks_start_where_the_text_repeats_itself(packs: Packs) -> None:
+    is_repeat = torch.zeros_like(packs.is_repeat)
+    is_repeat[:, ::2] = True
+    half = replace(packs, is_repeat=is_repeat)
+    found = {}
+    for weight in (1.0, 1e-6):
+        anchors = choose_anchors(half, AnchorRules(6, weight), range(len(packs.tokens)))
+        places = anchors.places[anchors.is_real]
+        found[weight] = float((places % 2 == 1).float().mean())  # the token behind it is even
+    assert found[1e-6] < 0.1 < 0.3 < found[1.0]
+
+
 def test_anchors_of_a_pack_do_not_depend_on_its_neighbours(packs: Packs) -> None:
     alone = Packs(*(getattr(packs, name)[1:2] for name in Packs.__dataclass_fields__))
-    together = choose_anchors(packs, 6, range(len(packs.tokens)))
-    assert together.places[1].tolist() == choose_anchors(alone, 6, [1]).places[0].tolist()
+    together = choose_anchors(packs, AnchorRules(6), range(len(packs.tokens)))
+    assert (
+        together.places[1].tolist() == choose_anchors(alone, AnchorRules(6), [1]).places[0].tolist()
+    )
