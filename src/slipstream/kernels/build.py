@@ -82,8 +82,9 @@ def _build(folder: Path) -> Path:
 
 def _units() -> list[_Unit]:
     int8 = "linear_int8_vector.cpp"
+    passes = ("attention_units.cpp", "pack.cpp", "layers.cpp", "pass.cpp")
     vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", "draw.cpp")
-    plain_units = ("attention_units.cpp", "pack.cpp", "pass.cpp", "bandwidth.cpp", "library.cpp")
+    plain_units = (*passes, "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]
         return [*plain, *(_Unit(source, None) for source in plain_units)]
