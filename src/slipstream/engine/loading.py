@@ -130,7 +130,8 @@ def load_draft_net(
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
     checkpoint = open_checkpoint(_draft_path(config, target_config))
-    net = load_draft(checkpoint, target.model.hparams, ModelEnds(target.model), dtype)
+    ends = ModelEnds(target.model)
+    net = load_draft(checkpoint, target.model.hparams, ends, dtype, open_kernels())
     family = family_of(net.hparams)
     if family not in _FAMILIES[config.kind]:
         raise WeightsError(

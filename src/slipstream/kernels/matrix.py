@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from typing import Literal
@@ -28,6 +29,9 @@ StoredWeight = Tensor | QuantizedTensor
 
 Activations = Literal["bfloat16", "int8"]
 """How a row enters a product."""
+
+OUT_STEP = 16
+"""Outputs of a tile; a matrix can be divided between tiles."""
 
 
 class PackedMatrix:
@@ -106,6 +110,34 @@ class PackedMatrix:
             self._library.isa, torch.get_num_threads(), products, len(products)
         )
         return out
+
+    def outputs(self, first: int, num_out: int) -> PackedMatrix:
+        """The product with some of the outputs, over the same memory.
+
+        Args:
+            first: A multiple of `OUT_STEP` in the part that it lies in.
+        """
+        pieces: list[Matrix] = []
+        start = 0
+        for matrix in self.matrices:
+            begin = max(first, start)
+            count = min(first + num_out, start + matrix.num_out) - begin
+            if count > 0:
+                pieces.append(self._piece(matrix, begin - start, count))
+            start += matrix.num_out
+        some = copy.copy(self)
+        some.matrices = (Matrix * len(pieces))(*pieces)
+        some.shape = (num_out, self.shape[1])
+        return some
+
+    def _piece(self, matrix: Matrix, offset: int, count: int) -> Matrix:
+        assert offset % OUT_STEP == 0
+        piece = Matrix.from_buffer_copy(matrix)
+        piece.tiles += self._library.functions.sl_packed_bytes(matrix.format, offset, matrix.num_in)
+        if piece.bias is not None:
+            piece.bias += offset * torch.float32.itemsize
+        piece.num_out = count
+        return piece
 
     def struct(self) -> Matrices:
         """The matrices as C sees them; valid as long as this object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +32,20 @@ from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.linear import Linear, NativeLinear
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEnds:
+    """A model's first and last matrix.
+
+    Attributes:
+        embeddings, head: [vocab, hidden]; the same one where the two are tied.
+        embedding_scale: Factor on embeddings, a bfloat16 number; 0 = none.
+    """
+
+    embeddings: PackedMatrix
+    head: PackedMatrix
+    embedding_scale: float
 
 
 class NativeDecoder:
@@ -143,6 +158,13 @@ class NativeDecoder:
         if self._embedding_scale is None:
             return embedded
         return (embedded.bfloat16() * self._embedding_scale).float()
+
+    def packed_ends(self) -> PackedEnds:
+        """What draft nets use of it."""
+        scale = self._embedding_scale
+        return PackedEnds(
+            self._embeddings, _matrix(self.head), 0.0 if scale is None else float(scale)
+        )
 
     def _constant_pass(self) -> structs.Pass:
         """What no pass changes."""

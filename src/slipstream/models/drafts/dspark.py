@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from slipstream.models.drafts.dflash import BlockNet, Choices
 from slipstream.models.drafts.hparams import DSparkHparams
@@ -90,4 +89,4 @@ class DSparkNet(BlockNet[DSparkHparams]):
         return temperatures[index] if temperatures else 1.0
 
     def _previous(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.parameters["markov_head.markov_w1.weight"]).float()
+        return self.products.rows("markov_head.markov_w1", tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.models.decoder import Model
+from slipstream.models.native_decoder import NativeDecoder, PackedEnds
 
 
 class ModelEnds:
@@ -21,3 +22,7 @@ class ModelEnds:
         """See `TokenEnds`."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         return self._model.vocabulary_logits(rows).view(*hidden.shape[:-1], -1)
+
+    def packed(self) -> PackedEnds | None:
+        """See `TokenEnds`."""
+        return self._model.packed_ends() if isinstance(self._model, NativeDecoder) else None

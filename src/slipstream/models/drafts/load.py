@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import WeightsError
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.matrix import StoredWeight, can_hold
 from slipstream.models.drafts.calibration import calibrated
 from slipstream.models.drafts.dflash import DFlashNet
 from slipstream.models.drafts.dflash2 import DFlash2Net
@@ -22,12 +24,15 @@ from slipstream.models.drafts.hparams import (
     family_of,
 )
 from slipstream.models.drafts.net import DraftNet
+from slipstream.models.drafts.packed import PackedProducts
 from slipstream.models.drafts.parts import TokenEnds
 from slipstream.models.drafts.read import DraftCheckpoint, describe_draft
 from slipstream.models.hparams import Hparams
 from slipstream.weights.checkpoint import Checkpoint
 
 AnyDraftNet = DraftNet[Any]  # Any: hyperparameters of one of the families
+
+_MATRIX_AXES = 2
 
 _NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
     "eagle3": Eagle3Net,
@@ -38,13 +43,18 @@ _NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
 
 
 def load_draft(
-    checkpoint: Checkpoint, target: Hparams, ends: TokenEnds, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    target: Hparams,
+    ends: TokenEnds,
+    dtype: torch.dtype,
+    kernels: KernelLibrary | None = None,
 ) -> AnyDraftNet:
     """Read a draft checkpoint into a net that reads the taps of `target`.
 
     Args:
         ends: The target's embeddings and head.
         dtype: Type of the parameters.
+        kernels: Multiply, if the type is bfloat16; matrices in blocks that they know stay in them.
     Raises:
         WeightsError: It is no drafter, does not fit the target, or tensors are missing, left over
             or of the wrong shape.
@@ -65,13 +75,31 @@ def load_draft(
     hparams = calibrated(hparams, checkpoint.path)
     net_class = net_class_of(hparams)
     names = described.layout.names
+    shapes = net_class.parameter_shapes(hparams)
+    products = None
+    if kernels is not None and dtype == torch.bfloat16:
+        matrices = {name for name in shapes if _is_of_product(name, shapes)}
+        stored = {name: _take_stored(checkpoint, names, name, shapes[name]) for name in matrices}
+        products = PackedProducts(
+            kernels, {name: stored[name] for name in shapes if name in stored}
+        )
+        shapes = {name: shape for name, shape in shapes.items() if name not in stored}
     parameters = {
-        name: _take(checkpoint, names, name, shape, dtype)
-        for name, shape in net_class.parameter_shapes(hparams).items()
+        name: _take(checkpoint, names, name, shape, dtype) for name, shape in shapes.items()
     }
     token_ids = _draft_token_ids(checkpoint, names, hparams)
     checkpoint.finish()
-    return net_class(hparams, parameters, ends, token_ids)
+    return net_class(hparams, parameters, ends, token_ids, products)
+
+
+def packed_products(
+    kernels: KernelLibrary, parameters: Mapping[str, Tensor]
+) -> tuple[PackedProducts, dict[str, Tensor]]:
+    """Matrices of a net in memory as products, and the parameters that are none."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    stored = {name: item for name, item in parameters.items() if _is_of_product(name, shapes)}
+    rest = {name: item for name, item in parameters.items() if name not in stored}
+    return PackedProducts(kernels, stored), rest
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> DraftCheckpoint | None:
@@ -126,6 +154,27 @@ def misfits(draft: DraftCheckpoint, target: Hparams) -> list[str]:
             f"needs a target of that width, not of {target.hidden_size}"
         )
     return problems
+
+
+def _is_of_product(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a parameter is a matrix that rows are multiplied with, or the bias of one."""
+    if name.endswith(".bias"):
+        name = f"{name.removesuffix('.bias')}.weight"
+    return name.endswith(".weight") and len(shapes[name]) == _MATRIX_AXES
+
+
+def _take_stored(
+    checkpoint: Checkpoint, names: Mapping[str, str], name: str, shape: tuple[int, ...]
+) -> StoredWeight:
+    """As `_take`, in blocks where the kernels know them."""
+    own_name = names.get(name, name)
+    if len(shape) == _MATRIX_AXES and checkpoint.shape(own_name) == shape:
+        blocks = checkpoint.raw(own_name)
+        if blocks is not None:
+            if can_hold(blocks):
+                return blocks
+            return torch.from_numpy(blocks.dequantize()).bfloat16()
+    return _take(checkpoint, names, name, shape, torch.bfloat16)
 
 
 def _take(

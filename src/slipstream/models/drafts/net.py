@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from slipstream.models.drafts.hparams import DraftHparams
 from slipstream.models.drafts.parts import (
@@ -33,7 +32,8 @@ class DraftNet(Generic[H]):
 
     Args:
         hparams: Shape and arithmetic; its taps are resolved.
-        parameters: Name -> tensor, exactly those of `parameter_shapes`.
+        parameters: Name -> tensor, exactly those of `parameter_shapes` that `products` does not
+            hold.
         ends: The target's embeddings and head, for what the net does not have itself.
         draft_token_ids: [draft_vocab] int64 target id of each token of a reduced vocabulary;
             None where the draft knows all tokens.
@@ -56,7 +56,7 @@ class DraftNet(Generic[H]):
         self.draft_token_ids = draft_token_ids
         self.products: Products = products or TorchProducts(parameters)
         self.attend: Attend = attention or attend
-        self._rotary = DraftRotary(hparams.body)
+        self.rotary = DraftRotary(hparams.body)
 
     @classmethod
     def parameter_shapes(cls, hparams: H) -> dict[str, tuple[int, ...]]:
@@ -82,7 +82,7 @@ class DraftNet(Generic[H]):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(tensor.nbytes for tensor in self.parameters.values())
+        return self.products.num_bytes + sum(item.nbytes for item in self.parameters.values())
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one position's keys and values over all layers."""
@@ -92,7 +92,7 @@ class DraftNet(Generic[H]):
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] int64 target ids -> [..., hidden] float32."""
         if self.hparams.has_own_embeddings:
-            return functional.embedding(tokens, self.parameters["embed_tokens.weight"]).float()
+            return self.products.rows("embed_tokens", tokens)
         return self.ends.embed(tokens)
 
     def head(self, normed: Tensor) -> Tensor:
@@ -132,4 +132,4 @@ class DraftNet(Generic[H]):
         body = self.hparams.body
         if body.has_qk_norm:
             x = self.norm(f"layers.{index}.self_attn.{norm}", x)
-        return self._rotary.rotate(x, body.layers[index].rotary, positions)
+        return self.rotary.rotate(x, body.layers[index].rotary, positions)

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.rotary import RotaryTable
+from slipstream.models.native_decoder import PackedEnds
 
 
 class TokenEnds(Protocol):
@@ -27,6 +28,9 @@ class TokenEnds(Protocol):
 
     def head(self, hidden: Tensor) -> Tensor:
         """[..., hidden] float32, behind the final norm -> [..., vocab] float32."""
+
+    def packed(self) -> PackedEnds | None:
+        """The same in native kernels; None where they do not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,19 @@ class StoredEnds:
         """See `TokenEnds`."""
         return functional.linear(hidden.to(self.vocabulary.dtype), self.vocabulary).float()
 
+    def packed(self) -> PackedEnds | None:
+        """See `TokenEnds`."""
+        return None
+
 
 class Products(Protocol):
-    """How matrices are multiplied; a net for serving may pack them first."""
+    """How matrices are multiplied; a net for serving may pack them first.
+
+    Attributes:
+        num_bytes: Of the matrices that it holds itself.
+    """
+
+    num_bytes: int
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """[..., num_in] float32 -> x W^T + b, [..., num_out] float32.
@@ -58,6 +72,9 @@ class Products(Protocol):
         Args:
             name: The weight is the parameter `name`.weight, the bias `name`.bias if there is one.
         """
+
+    def rows(self, name: str, indices: Tensor) -> Tensor:
+        """Rows of the parameter `name`.weight: [...] int64 -> [..., num_in] float32."""
 
 
 class Attend(Protocol):
@@ -78,6 +95,8 @@ class Attend(Protocol):
 class TorchProducts:
     """See `Products`: differentiable, on the parameters as they are now."""
 
+    num_bytes = 0
+
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
 
@@ -86,6 +105,10 @@ class TorchProducts:
         weight = self._parameters[f"{name}.weight"]
         bias = self._parameters.get(f"{name}.bias")
         return functional.linear(x.to(weight.dtype), weight, bias).float()
+
+    def rows(self, name: str, indices: Tensor) -> Tensor:
+        """See `Products`."""
+        return functional.embedding(indices, self._parameters[f"{name}.weight"]).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +194,10 @@ class DraftRotary:
         self._tables = {
             layer.rotary: RotaryTable(layer.rotary, body.head_dim) for layer in body.layers
         }
+
+    def table(self, params: RotaryParams) -> RotaryTable:
+        """Angles by position."""
+        return self._tables[params]
 
     def rotate(self, x: Tensor, params: RotaryParams, positions: Tensor) -> Tensor:
         """Rotate [..., heads, head_dim] float32 to `positions` [...]."""
