@@ -16,7 +16,7 @@ from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelRules
 from slipstream.speculation.tree import DraftTree
 from tests.support.draft_models import make_draft_model
-from tests.support.draft_nets import make_net_drafter
+from tests.support.draft_nets import make_native_drafter, make_net_drafter
 from tests.support.drafters import committed, draft_context
 
 VOCAB_SIZE = 300
@@ -51,6 +51,10 @@ CASES: dict[str, Callable[[], Drafter]] = {
     "dflash 2 tree": lambda: make_net_drafter("dflash2", name=NAME, num_children=3),
     "dspark chain": lambda: make_net_drafter("dspark", name=NAME),
     "dspark tree": lambda: make_net_drafter("dspark", name=NAME, num_children=3),
+    "eagle3 native chain": lambda: make_native_drafter("eagle3", name=NAME),
+    "eagle3 native tree": lambda: make_native_drafter("eagle3", name=NAME, num_children=3),
+    "dflash native chain": lambda: make_native_drafter("dflash", name=NAME),
+    "dspark native tree": lambda: make_native_drafter("dspark", name=NAME, num_children=3),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,26 @@ def test_a_draft_net_changes_no_token(tmp_path: Path, family: str, num_children:
     target, drafter = write_pair(tmp_path, family)
     plain, drafting = load(target, []), load(target, [drafter | {"num_children": num_children}])
     for params in (GREEDY, SAMPLED):
+        expected = token_ids(plain.generate(PROMPTS, params))
+        for _ in range(2):
+            generations = drafting.generate(PROMPTS, params)
+            assert token_ids(generations) == expected
+            assert drafted_and_accepted(generations)[0] > 20
+    drafting.engine.check_integrity()
+    assert "slipstream_drafter_faults_total{" not in str(drafting.engine.call("metrics"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_children", [1, 3], ids=["chain", "tree"])
+def test_a_draft_net_beside_a_target_in_bfloat16_changes_no_token(
+    tmp_path: Path, family: str, num_children: int
+) -> None:
+    """Both in native kernels where these are built, with fewer pages than the requests want."""
+    target, drafter = write_pair(tmp_path, family)
+    in_bfloat16 = {"model.dtype": "bfloat16", "memory.kv_bytes": "300KiB"}
+    net = drafter | {"dtype": "bfloat16", "num_children": num_children}
+    plain, drafting = load(target, [], **in_bfloat16), load(target, [net], **in_bfloat16)
+    for params in (GREEDY, replace(SAMPLED, repetition_penalty=1.0), SAMPLED):
         expected = token_ids(plain.generate(PROMPTS, params))
         for _ in range(2):
             generations = drafting.generate(PROMPTS, params)

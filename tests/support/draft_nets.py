@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kv.cache import KvCache
 from slipstream.kv.lease import Lease
 from slipstream.kv.storage import KvStorage
+from slipstream.models.drafts.load import AnyDraftNet, packed_products
+from slipstream.models.drafts.parts import StoredEnds
+from slipstream.models.native_decoder import PackedEnds
 from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.drafter import (
     DraftContext,
@@ -24,9 +30,14 @@ from slipstream.speculation.drafter import (
 )
 from slipstream.speculation.drafters.block_net import BlockNetDrafter
 from slipstream.speculation.drafters.eagle3 import Eagle3Drafter
-from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
+from slipstream.speculation.learned.parts import (
+    DraftNetParts,
+    DraftNetRules,
+    num_request_slots,
+)
 from slipstream.speculation.tree import DraftTree
 from tests.support.drafts import HIDDEN_SIZE, tiny_net
+from tests.support.native import native_kernels
 
 EOS = 2
 VOCAB_SIZE = 300
@@ -86,9 +97,9 @@ class FedDrafter:
             taps = states(tokens, first, stop)
             slots = lease.slots(0, stop).copy()
             next_tokens = tokens[first + 1 : stop + 1]
-            layer_ids = self.needs.target_layer_ids
+            layer_ids, rows = self.needs.target_layer_ids, np.arange(len(taps))
             self._reader.absorb(
-                [TargetRows(request_id, slots, next_tokens, dict.fromkeys(layer_ids, taps))]
+                [TargetRows(request_id, slots, next_tokens, rows, dict.fromkeys(layer_ids, taps))]
             )
         return replace(context, slots=lease.slots(0, lease.num_tokens).copy())
 
@@ -103,15 +114,61 @@ def states(tokens: Sequence[int], first: int, stop: int) -> Tensor:
     return torch.tensor(np.stack(rows), dtype=torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedStoredEnds(StoredEnds):
+    """A target's ends that native kernels have, too."""
+
+    library: KernelLibrary
+
+    def packed(self) -> PackedEnds | None:
+        embeddings = PackedMatrix(self.library, [self.embeddings])
+        return PackedEnds(embeddings, PackedMatrix(self.library, [self.vocabulary]), 0.0)
+
+
+def packed_net(
+    library: KernelLibrary, family: str, changes: dict[str, Any] | None = None
+) -> AnyDraftNet:
+    """A tiny random net in bfloat16, its matrices in native kernels."""
+    net = tiny_net(family, {"vocab_size": NET_VOCAB_SIZE} | (changes or {}))
+    products, rest = packed_products(
+        library, {name: item.bfloat16() for name, item in net.parameters.items()}
+    )
+    assert isinstance(net.ends, StoredEnds)
+    ends = PackedStoredEnds(net.ends.embeddings.bfloat16(), net.ends.vocabulary.bfloat16(), library)
+    return type(net)(net.hparams, rest, ends, net.draft_token_ids, products)
+
+
 def make_net_drafter(
-    family: str, *, name: str = "net", num_children: int = 1, num_pages: int = 512
+    family: str,
+    *,
+    name: str = "net",
+    num_children: int = 1,
+    net: AnyDraftNet | None = None,
+    num_spare_slots: int = 0,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> FedDrafter:
-    """A drafter with a tiny random net of a family."""
-    net = tiny_net(family, {"vocab_size": NET_VOCAB_SIZE})
-    kv = KvCache(num_pages, 4)
+    """A drafter with a tiny random net of a family, or with this one.
+
+    Args:
+        num_spare_slots: Native passes draft with enough of them, if the net has them.
+    """
+    net = net or tiny_net(family, {"vocab_size": NET_VOCAB_SIZE})
+    kv = KvCache(512, 4)
     body = net.hparams.body
-    storage = KvStorage(kv.num_slots, body.num_layers, body.kv_heads, body.head_dim, torch.float32)
-    parts = DraftNetParts(net, storage, Sampler(VOCAB_SIZE, (EOS,)), max_len=512)
+    num_slots = kv.num_slots + num_spare_slots
+    storage = KvStorage(num_slots, body.num_layers, body.kv_heads, body.head_dim, kv_dtype)
+    parts = DraftNetParts(
+        net, storage, Sampler(VOCAB_SIZE, (EOS,)), max_len=512, num_spare_slots=num_spare_slots
+    )
     rules = DraftNetRules(num_children=num_children, max_draft_len=4, least_score=0.0)
     kind = Eagle3Drafter if family == "eagle3" else BlockNetDrafter
     return FedDrafter(kind(name, parts, rules), kv)
+
+
+def make_native_drafter(family: str, *, name: str = "net", num_children: int = 1) -> FedDrafter:
+    """A drafter whose tiny net runs in native kernels."""
+    net = packed_net(native_kernels(), family)
+    num_slots = 8 * num_request_slots(net.hparams, num_children, 4)
+    return make_net_drafter(
+        family, name=name, num_children=num_children, net=net, num_spare_slots=num_slots
+    )

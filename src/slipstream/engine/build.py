@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from slipstream.engine.loading import (
     load_target,
 )
 from slipstream.engine.messages import EngineInfo
+from slipstream.engine.net_parts import net_parts
 from slipstream.engine.numerics import fingerprint
 from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
@@ -45,7 +46,6 @@ from slipstream.speculation.cost import StepCost
 from slipstream.speculation.cost_control import CostController
 from slipstream.speculation.drafter import Drafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts
-from slipstream.speculation.learned.parts import DraftNetParts
 from slipstream.speculation.propose import Proposer
 from slipstream.speculation.verification import (
     ExactVerification,
@@ -93,7 +93,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         vocab_size=target.vocab_size,
         eos_token_ids=target.tokenizer.eos_token_ids,
         draft_models=draft_parts,
-        draft_nets=_net_parts(config, nets, kv, target),
+        draft_nets=net_parts(config, nets, kv, target),
         metrics=metrics,
         clock=clock,
     ) + list(more_drafters)
@@ -211,23 +211,6 @@ def _draft_parts(
             max_len=loaded.max_model_len,
             kv_bytes_per_token=loaded.kv_bytes_per_token(config.memory.draft_kv_dtype),
             weight_bytes=loaded.model.weight_bytes,
-        )
-    return parts
-
-
-def _net_parts(
-    config: Config, nets: Mapping[str, AnyDraftNet], kv: KvCache, target: LoadedModel
-) -> dict[str, DraftNetParts]:
-    """Draft nets keep their rows in the target's slots, so they have no cache of their own."""
-    parts: dict[str, DraftNetParts] = {}
-    for name, net in nets.items():
-        body = net.hparams.body
-        dtype = target.kv_dtype(config.memory.draft_kv_dtype)
-        parts[name] = DraftNetParts(
-            net=net,
-            storage=KvStorage(kv.num_slots, body.num_layers, body.kv_heads, body.head_dim, dtype),
-            sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
-            max_len=min(target.max_model_len, body.max_positions),
         )
     return parts
 

@@ -49,7 +49,8 @@ class StepReport:
     Attributes:
         commits: One per request that drew a token.
         num_rows: Rows of the target pass; 0 when there was nothing to do.
-        draft_s, target_s, sample_s, commit_s: Where the step's time went, in order.
+        draft_s, target_s, sample_s, commit_s: Where the step's time went, in order; what drafters
+            take in of the pass counts as drafting.
     """
 
     plan: StepPlan
@@ -125,6 +126,7 @@ def step(stages: Stages) -> StepReport:
         _commit(stages, item, verdict, output)
         for item, verdict in zip(sampled, verdicts, strict=True)
     )
+    committed_s = clock.now()
     if output.taps:
         paths = {commit.request.request_id: commit.path for commit in commits}
         stages.proposer.absorb(target_rows(batch, paths, output))
@@ -132,10 +134,10 @@ def step(stages: Stages) -> StepReport:
         plan=plan,
         commits=commits,
         num_rows=len(batch.forward.tokens),
-        draft_s=proposal.draft_s,
+        draft_s=proposal.draft_s + clock.now() - committed_s,
         target_s=forwarded_s - started_s,
         sample_s=verified_s - forwarded_s,
-        commit_s=clock.now() - verified_s,
+        commit_s=committed_s - verified_s,
     )
     _observe(stages, proposal, report)
     return report

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from slipstream.engine.batching import StepBatch, StepItem
 from slipstream.execution.batch import ForwardOutput
 from slipstream.speculation.drafter import TargetRows
@@ -24,15 +26,15 @@ def _rows_of(item: StepItem, path: Sequence[int], output: ForwardOutput) -> Targ
     request = item.request
     lease = request.lease
     assert lease is not None, "a request in a pass holds a lease"
-    known = range(item.first_row, item.first_row + item.num_tokens)
-    rows = [*known, *(item.first_row + item.num_tokens + node for node in path)]
+    num_known = item.num_tokens
+    rows = np.arange(item.first_row, item.first_row + num_known + len(path), dtype=np.int64)
+    rows[num_known:] = path
+    rows[num_known:] += item.first_row + num_known
     stop = lease.num_tokens
-    # A slice where the rows follow each other: no copy.
-    is_run = rows[-1] - rows[0] == len(rows) - 1
-    place: slice | list[int] = slice(rows[0], rows[-1] + 1) if is_run else rows
     return TargetRows(
         request_id=request.request_id,
         slots=lease.slots(0, stop),
         next_tokens=request.tokens[stop - len(rows) + 1 : stop + 1],
-        taps={layer: taps[place] for layer, taps in output.taps.items()},
+        rows=rows,
+        taps=output.taps,
     )

@@ -82,9 +82,11 @@ def _build(folder: Path) -> Path:
 
 def _units() -> list[_Unit]:
     int8 = "linear_int8_vector.cpp"
+    drawing = ("draw.cpp", "candidates.cpp")
+    drafting = ("draft_walk.cpp", "draft_block.cpp", "draft_chain.cpp")
     passes = ("attention_units.cpp", "pack.cpp", "layers.cpp", "pass.cpp")
-    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", "draw.cpp")
-    plain_units = (*passes, "bandwidth.cpp", "library.cpp")
+    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", *drawing)
+    plain_units = (*passes, *drafting, "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]
         return [*plain, *(_Unit(source, None) for source in plain_units)]

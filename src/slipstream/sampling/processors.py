@@ -25,6 +25,9 @@ class Processors:
         vocab_size: Size of the target's real vocabulary.
         eos_token_ids: Tokens that end an output; `min_tokens` bans them, ignored or not.
 
+    Attributes:
+        is_idle: Whether they never change a logit.
+
     Raises:
         InvalidRequestError: `params` names a token outside the vocabulary.
     """
@@ -47,7 +50,7 @@ class Processors:
         stops = {token for token in eos_token_ids if token < vocab_size}
         self._stop_ids = _ids(sorted(stops | set(params.stop_token_ids)))
         self._last_prompt: tuple[frozenset[int], IntArray] = (frozenset(), _ids(()))
-        self._is_idle = not (
+        self.is_idle = not (
             params.has_penalties
             or params.logit_bias
             or params.bad_words
@@ -62,7 +65,7 @@ class Processors:
         out: FloatArray,  # [vocab], overwritten when there is anything to do
     ) -> FloatArray:
         """The processed logits: `logits` itself, never written, when nothing is to be done."""
-        if self._is_idle:
+        if self.is_idle:
             return logits
         np.copyto(out, logits)
         with np.errstate(all="ignore"):  # what becomes infinite is found by who looks for the best

@@ -183,6 +183,13 @@ class Sampler:
                 probs[index, : chosen.size] = np.exp(weights[chosen]) / total
         return Candidates(ids, probs)
 
+    def takes_logits_as_they_are(self, params: SamplingParams) -> bool:
+        """Whether only temperature, filters and noise stand between logits and the choice."""
+        try:
+            return self._processors(params).is_idle
+        except InvalidRequestError:
+            return False
+
     def _draw(self, row: FloatArray, request: RowRequest, index: int) -> int:
         if request.params.is_greedy:
             values = self._processed(row, request, index)

@@ -76,12 +76,15 @@ class TargetRows:
         request_id: As in `DraftContext`.
         slots: [first + rows] slot of every position so far, these rows last.
         next_tokens: The token behind each row; behind the last row of a finished text is none.
-        taps: Layer -> [rows, hidden] its output, for `DrafterNeeds.target_layer_ids`.
+        rows: [rows] int64 where they are in `taps`.
+        taps: Layer -> [rows of the pass, hidden] its output, for `DrafterNeeds.target_layer_ids`;
+            the same for all requests of a step.
     """
 
     request_id: str
     slots: SlotArray
     next_tokens: Sequence[int]
+    rows: SlotArray
     taps: Mapping[int, Tensor]
 
 

@@ -227,7 +227,7 @@ class _Reader(ScriptedDrafter):
             raise RuntimeError("cannot read")
 
 
-ROWS = [TargetRows("a", np.arange(2), (1, 2), {})]
+ROWS = [TargetRows("a", np.arange(2), (1, 2), np.arange(2), {})]
 
 
 def test_the_targets_states_reach_a_drafter_that_reads_them_and_no_other() -> None:

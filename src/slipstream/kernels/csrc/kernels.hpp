@@ -85,6 +85,7 @@ void* scratch(int which, size_t bytes);
 constexpr int HIDDEN_SCRATCH = 0;
 constexpr int PLAN_SCRATCH = 12;  // two for each plan of attention
 constexpr int ROW_SCRATCH = 28;   // packed rows, by the shape of their tiles
-constexpr int NUM_SCRATCH = 46;
+constexpr int DRAFT_SCRATCH = 46;  // see draft.hpp
+constexpr int NUM_SCRATCH = 62;
 
 }  // namespace slipstream

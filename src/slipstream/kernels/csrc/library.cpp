@@ -8,6 +8,7 @@
 #endif
 
 #include "bandwidth.hpp"
+#include "draft.hpp"
 #include "draw.hpp"
 #include "pass.hpp"
 #include "team.hpp"
@@ -196,3 +197,23 @@ SL_EXPORT void sl_noise(int isa, const uint32_t* token_ids, int count, const uin
 }
 
 SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }
+
+// Learn of committed rows: block nets store what they mean to them, chain nets compute rows of their own.
+SL_EXPORT void sl_draft_inject(int isa, int num_threads, const DraftNet* net, const CommittedRows* rows) {
+    inject_rows(isa, num_threads, *net, *rows);
+}
+
+SL_EXPORT void sl_draft_absorb(int isa, int num_threads, const DraftNet* net, const CommittedRows* rows) {
+    absorb_rows(isa, num_threads, *net, *rows);
+}
+
+// Draft for all requests.
+SL_EXPORT void sl_draft_blocks(int isa, int num_threads, const DraftNet* net,
+                               const DraftRequest* requests, int num_requests, const DraftTrees* trees) {
+    draft_blocks(isa, num_threads, *net, requests, num_requests, *trees);
+}
+
+SL_EXPORT void sl_draft_chains(int isa, int num_threads, const DraftNet* net,
+                               const DraftRequest* requests, int num_requests, const DraftTrees* trees) {
+    draft_chains(isa, num_threads, *net, requests, num_requests, *trees);
+}

@@ -13,12 +13,14 @@ from slipstream.models.drafts.dflash import BlockNet
 from slipstream.speculation.candidates import Children, best_children
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation, TargetRows
 from slipstream.speculation.growth import DraftRow, Growth
-from slipstream.speculation.learned.begin import begin_growth
+from slipstream.speculation.learned.begin import begin_growth, growth_limits
 from slipstream.speculation.learned.block import BlockPasses, BlockRows
 from slipstream.speculation.learned.kv import DraftKv
+from slipstream.speculation.learned.native import Ask, native_net
+from slipstream.speculation.learned.native_drafts import NativeBlocks, propose_each
 from slipstream.speculation.learned.offers import taps_of, target_logits
 from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
-from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
+from slipstream.speculation.tree import ROOT, DraftTree
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class BlockNetDrafter:
         self._rules = rules
         self._net = parts.net
         self._passes = BlockPasses(parts.net, DraftKv(parts.storage))
+        native = native_net(parts, rules)
+        self._native = NativeBlocks(name, native, parts) if native is not None else None
 
     @property
     def name(self) -> str:
@@ -63,8 +67,11 @@ class BlockNetDrafter:
         return self._parts.needs
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
-        taps = torch.cat([taps_of(item.taps, self._parts.tap_layer_ids) for item in rows])
-        counts = [len(next(iter(item.taps.values()))) for item in rows]
+        if self._native is not None:
+            self._native.absorb(rows)
+            return
+        taps = torch.cat([taps_of(item, self._parts.tap_layer_ids) for item in rows])
+        counts = [len(item.rows) for item in rows]
         slots = [item.slots[-count:] for item, count in zip(rows, counts, strict=True)]
         positions = [
             np.arange(len(item.slots) - count, len(item.slots), dtype=np.int64)
@@ -74,22 +81,24 @@ class BlockNetDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         most = self._net.hparams.max_draft_len
-        growths = [begin_growth(item, self._parts, self._rules, most) for item in contexts]
+        limits = [growth_limits(item, self._parts, self._rules, most) for item in contexts]
+        return propose_each(contexts, limits, self._native, self._parts, self._propose)
+
+    def _propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        """Drafts in torch, for any request."""
+        growths = [begin_growth(context, limits, self._parts) for context, limits in asks]
         drafts = [
-            _Draft(context, growth)
-            for context, growth in zip(contexts, growths, strict=True)
-            if growth is not None
+            _Draft(context, growth) for (context, _), growth in zip(asks, growths, strict=True)
         ]
-        if drafts:
-            max_len = max(draft.growth.max_len for draft in drafts)
-            rows = self._passes.run(
-                [draft.context.tokens[-1] for draft in drafts],
-                [draft.context.slots for draft in drafts],
-                max_len,
-            )
-            for depth in range(max_len):
-                self._grow(drafts, rows, depth)
-        return [EMPTY_TREE if item is None else item.tree(self._name) for item in growths]
+        # Always a whole block: rows may see those behind them, and no draft depends on others.
+        rows = self._passes.run(
+            [context.tokens[-1] for context, _ in asks],
+            [context.slots for context, _ in asks],
+            self._net.hparams.max_draft_len,
+        )
+        for depth in range(max(growth.max_len for growth in growths)):
+            self._grow(drafts, rows, depth)
+        return [growth.tree(self._name) for growth in growths]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing: what was committed comes with the target's rows."""

@@ -10,13 +10,16 @@ import torch
 from slipstream.models.drafts.eagle3 import Eagle3Net
 from slipstream.speculation.candidates import best_children
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation, TargetRows
-from slipstream.speculation.learned.begin import begin_growth
+from slipstream.speculation.growth import GrowthLimits
+from slipstream.speculation.learned.begin import begin_growth, growth_limits
 from slipstream.speculation.learned.eagle import CommittedRows, Eagle3Passes, OwnRow
 from slipstream.speculation.learned.eagle_tree import EagleTree
 from slipstream.speculation.learned.kv import DraftKv
+from slipstream.speculation.learned.native import Ask, native_net
+from slipstream.speculation.learned.native_drafts import NativeChains, propose_each
 from slipstream.speculation.learned.offers import taps_of, target_logits
 from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
-from slipstream.speculation.tree import EMPTY_TREE, DraftTree
+from slipstream.speculation.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Eagle3Drafter:
         self._net = parts.net
         self._passes = Eagle3Passes(parts.net, DraftKv(parts.storage))
         self._newest: dict[str, _Newest] = {}
+        native = native_net(parts, rules)
+        self._native = NativeChains(name, native, parts) if native is not None else None
 
     @property
     def name(self) -> str:
@@ -51,8 +56,11 @@ class Eagle3Drafter:
         return self._parts.needs
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
+        if self._native is not None:
+            self._native.absorb(rows)
+            return
         for item in rows:
-            taps = taps_of(item.taps, self._parts.tap_layer_ids)
+            taps = taps_of(item, self._parts.tap_layer_ids)
             first = len(item.slots) - len(taps)
             count = len(item.next_tokens)
             if count == 0:
@@ -64,9 +72,20 @@ class Eagle3Drafter:
             self._newest[item.request_id] = _Newest(first + count - 1, row)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        trees = [self._begin(context) for context in contexts]
-        growing = [tree for tree in trees if tree is not None]
-        waiting = [(tree, *tree.rows_of_root()) for tree in growing]
+        limits = [self._limits(context) for context in contexts]
+        return propose_each(contexts, limits, self._native, self._parts, self._propose)
+
+    def _propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        """Drafts in torch, for any request."""
+        trees = [
+            EagleTree(
+                begin_growth(context, limits, self._parts),
+                self._newest_row(context.request_id),
+                context.slots,
+            )
+            for context, limits in asks
+        ]
+        waiting = [(tree, *tree.rows_of_root()) for tree in trees]
         while waiting:
             self._add_children(waiting)
             wanted = [(tree, tree.next_rows()) for tree, _, _ in waiting]
@@ -78,7 +97,7 @@ class Eagle3Drafter:
                 (tree, tree.add_rows(rows), rows)
                 for (tree, _), rows in zip(asked, found, strict=True)
             ]
-        return [EMPTY_TREE if tree is None else tree.growth.tree(self._name) for tree in trees]
+        return [tree.growth.tree(self._name) for tree in trees]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing: what was committed comes with the target's rows."""
@@ -86,16 +105,29 @@ class Eagle3Drafter:
     def release(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._newest.pop(request_id, None)
+            if self._native is not None:
+                self._native.release(request_id)
 
     def memory_bytes(self) -> int:
-        return sum(item.row.nbytes for item in self._newest.values())
+        in_torch = sum(item.row.nbytes for item in self._newest.values())
+        return in_torch + (self._native.num_bytes if self._native is not None else 0)
 
-    def _begin(self, context: DraftContext) -> EagleTree | None:
-        newest = self._newest.get(context.request_id)
-        growth = begin_growth(context, self._parts, self._rules, self._rules.max_draft_len)
-        if growth is None or newest is None or newest.position != len(context.slots) - 1:
+    def _limits(self, context: DraftContext) -> GrowthLimits | None:
+        """Bounds of the request's tree; None where its newest row is not known."""
+        if not self._knows(context.request_id, len(context.slots) - 1):
             return None
-        return EagleTree(growth, newest.row, context.slots)
+        return growth_limits(context, self._parts, self._rules, self._rules.max_draft_len)
+
+    def _knows(self, request_id: str, position: int) -> bool:
+        if self._native is not None:
+            return self._native.knows(request_id, position)
+        newest = self._newest.get(request_id)
+        return newest is not None and newest.position == position
+
+    def _newest_row(self, request_id: str) -> OwnRow:
+        if self._native is not None:
+            return self._native.newest(request_id)
+        return self._newest[request_id].row
 
     def _add_children(self, waiting: Sequence[tuple[EagleTree, list[int], list[OwnRow]]]) -> None:
         """Give every node whose row is there its children, in one product with the head."""

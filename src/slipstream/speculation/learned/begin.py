@@ -7,10 +7,10 @@ from slipstream.speculation.growth import Growth, GrowthLimits
 from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
 
 
-def begin_growth(
+def growth_limits(
     context: DraftContext, parts: DraftNetParts, rules: DraftNetRules, most: int
-) -> Growth | None:
-    """An empty tree for the request; None if it is too long or its text is not all computed.
+) -> GrowthLimits | None:
+    """Bounds of the request's tree; None if it is too long or its text is not all computed.
 
     Args:
         most: Most tokens that the net drafts in one go.
@@ -20,7 +20,11 @@ def begin_growth(
     max_len = min(context.max_draft_len, context.max_draft_nodes, rules.max_draft_len, most, room)
     if max_len < 1 or num_computed < 1 or num_computed != len(context.tokens) - 1:
         return None
-    limits = GrowthLimits(max_len, context.max_draft_nodes, rules.num_children, rules.least_score)
+    return GrowthLimits(max_len, context.max_draft_nodes, rules.num_children, rules.least_score)
+
+
+def begin_growth(context: DraftContext, limits: GrowthLimits, parts: DraftNetParts) -> Growth:
+    """An empty tree for the request."""
     params = context.params
     eos = frozenset() if params.ignore_eos else frozenset(parts.sampler.eos_token_ids)
     return Growth(context, limits, frozenset(params.stop_token_ids) | eos)

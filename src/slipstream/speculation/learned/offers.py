@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
+from slipstream.speculation.drafter import TargetRows
 
 
 def target_logits(token_ids: Tensor, logits: Tensor, vocab_size: int) -> Tensor:
@@ -22,6 +23,7 @@ def target_logits(token_ids: Tensor, logits: Tensor, vocab_size: int) -> Tensor:
     return every.scatter(1, token_ids, logits)
 
 
-def taps_of(taps: Mapping[int, Tensor], layer_ids: tuple[int, ...]) -> Tensor:
-    """[rows, taps * hidden] float32: the wanted layers side by side."""
-    return torch.cat([taps[layer] for layer in layer_ids], -1).float()
+def taps_of(item: TargetRows, layer_ids: tuple[int, ...]) -> Tensor:
+    """[rows, taps * hidden] float32: the wanted layers of a request's rows side by side."""
+    rows = torch.from_numpy(item.rows)
+    return torch.cat([item.taps[layer][rows] for layer in layer_ids], -1).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slipstream.models.drafts.hparams import DFlashHparams, DraftHparams
 from slipstream.speculation.drafter import DrafterNeeds
 
 if TYPE_CHECKING:
@@ -22,12 +23,15 @@ class DraftNetParts:
         storage: Its keys and values; as many slots as the target's.
         sampler: Over the target's vocabulary.
         max_len: Longest text it can draft for.
+        num_spare_slots: How many slots `storage` has behind the target's, for rows that are not
+            committed; native passes need some, see `num_request_slots`.
     """
 
     net: AnyDraftNet
     storage: KvStorage
     sampler: Sampler
     max_len: int
+    num_spare_slots: int = 0
 
     @property
     def tap_layer_ids(self) -> tuple[int, ...]:
@@ -59,3 +63,11 @@ class DraftNetRules:
     num_children: int
     max_draft_len: int
     least_score: float = 0.03
+
+
+def num_request_slots(hparams: DraftHparams, num_children: int, max_draft_len: int) -> int:
+    """Spare slots that native passes want for a request: a block, or the newest committed row and
+    all nodes that can have children."""
+    if isinstance(hparams, DFlashHparams):
+        return hparams.draft_block_len
+    return 1 + num_children * (max_draft_len - 1)
