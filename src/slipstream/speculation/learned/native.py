@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from slipstream.execution.batch import IntArray
 from slipstream.kernels import draft_structs
-from slipstream.models.drafts.hparams import DFlashHparams, DraftHparams
+from slipstream.models.drafts.hparams import DFlashHparams, DraftHparams, family_of
 from slipstream.models.drafts.native import NativeNet, NativeParts, is_native
 from slipstream.models.drafts.packed import PackedProducts
 from slipstream.sampling.sampler import Sampler
@@ -20,6 +21,8 @@ from slipstream.speculation.growth import GrowthLimits
 from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules, num_request_slots
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
+log = logging.getLogger("slipstream.speculation")
+
 Ask = tuple[DraftContext, GrowthLimits]
 """A request that is drafted for and the bounds of its tree."""
 
@@ -27,28 +30,16 @@ _NO_TOKENS = np.empty(0, np.int64)
 
 
 def native_net(parts: DraftNetParts, rules: DraftNetRules) -> NativeNet | None:
-    """The parts' net for native calls; None where torch computes it."""
-    net, hparams = parts.net, parts.net.hparams
-    ends = net.ends.packed()
-    seat_slots = num_request_slots(hparams, rules.num_children, rules.max_draft_len)
-    has_two_scales = (
-        isinstance(hparams, DFlashHparams)
-        and hparams.embedding_scale != 1.0
-        and ends is not None
-        and ends.embedding_scale != 0.0
-        and not hparams.has_own_embeddings
-    )
-    if (
-        not isinstance(net.products, PackedProducts)
-        or ends is None
-        or has_two_scales
-        or not is_native(hparams)
-        or parts.num_spare_slots < seat_slots
-    ):
+    """The parts' net for native calls; None where torch computes it, which is logged."""
+    seat_slots = num_request_slots(parts.net.hparams, rules.num_children, rules.max_draft_len)
+    obstacle = _obstacle(parts, seat_slots)
+    if obstacle is not None:
+        log.info("torch drafts, which takes several times as long: %s", obstacle)
         return None
+    log.info("native calls draft with a net of %.1f MiB", parts.net.weight_bytes / 2**20)
     return NativeNet(
         NativeParts(
-            net=net,
+            net=parts.net,
             storage=parts.storage,
             first_spare_slot=parts.storage.num_slots - parts.num_spare_slots,
             seat_slots=seat_slots,
@@ -58,6 +49,23 @@ def native_net(parts: DraftNetParts, rules: DraftNetRules) -> NativeNet | None:
             ),
         )
     )
+
+
+def _obstacle(parts: DraftNetParts, seat_slots: int) -> str | None:
+    """Why native calls cannot draft with the net."""
+    hparams, ends = parts.net.hparams, parts.net.ends.packed()
+    if not isinstance(parts.net.products, PackedProducts):
+        return "its matrices are not in native kernels"
+    if ends is None:
+        return "the target is not in native kernels"
+    if not is_native(hparams):
+        return f"no native pass has all that this net of family {family_of(hparams)} has"
+    scales_itself = isinstance(hparams, DFlashHparams) and hparams.embedding_scale != 1.0
+    if scales_itself and ends.embedding_scale and not hparams.has_own_embeddings:
+        return "the target and the net both scale embeddings"
+    if parts.num_spare_slots < seat_slots:
+        return "its storage has no spare slots"
+    return None
 
 
 class NativeCall:
