@@ -135,7 +135,13 @@ def show(
     model = load(config, settings, {"model.source": source}).model
     path = _present_path(model)
     summary = summarize(path)
-    serving = foresee_serving(summary.stored_as, summary.head_dim, model.dtype, model.activations)
+    serving = foresee_serving(
+        summary.stored_as,
+        summary.head_dim,
+        model.dtype,
+        model.activations,
+        summary.special_parts,
+    )
     target_path = None
     if target is not None:
         target_path = _present_path(load(config, settings, {"model.source": target}).model)

@@ -91,6 +91,7 @@ class Runner:
             slots=_padded(batch.slots, num_rows, _SCRATCH_SLOT),
             max_position=max((len(branch.slots) for branch in batch.branches), default=1) - 1,
             cuts=cuts,
+            cover=self._tiles.cover,
             attention={
                 window: self.attention.prepare(batch.branches, num_rows, window)
                 for window in self._windows

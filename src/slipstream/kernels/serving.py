@@ -5,7 +5,7 @@ No torch: `slipstream models show` asks this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
@@ -20,7 +20,8 @@ class Serving:
     """Who multiplies, and what.
 
     Attributes:
-        kernels: "native (amx)", or "torch" and why.
+        kernels: "native (amx)", "native products" and what torch does between them, or "torch"
+            and why.
         as_stored: Block formats that are multiplied as they are stored.
         widened: Block formats whose values are held in 2 or 4 bytes each.
         activations: How rows enter products with blocks as stored; None where nothing takes what
@@ -34,7 +35,11 @@ class Serving:
 
 
 def foresee_serving(
-    formats: Mapping[str, int], head_dim: int | None, dtype: str, activations: str = "auto"
+    formats: Mapping[str, int],
+    head_dim: int | None,
+    dtype: str,
+    activations: str = "auto",
+    special_parts: Sequence[str] = (),
 ) -> Serving:
     """What loading would choose.
 
@@ -42,6 +47,7 @@ def foresee_serving(
         formats: Storage types of the checkpoint, GGUF's names.
         head_dim: Values of one attention head; None if the checkpoint does not say.
         dtype: The setting `model.dtype`; activations: `model.activations`.
+        special_parts: What the native pass has no kernel for.
     """
     is_int8 = activations == "int8"
     blocks = tuple(name for name in formats if name.upper() not in _PLAIN)
@@ -55,11 +61,22 @@ def foresee_serving(
             held = tuple(name for name in blocks if name in FORMATS)
             widened = tuple(name for name in blocks if name not in FORMATS)
             chosen = "int8" if is_int8 else "bfloat16"
+            kernels = f"native ({isa})"
+            if special_parts:
+                kernels = f"native products ({isa}); {torch_between(special_parts)}"
             return Serving(
-                f"native ({isa})", held, widened, chosen if held or not is_int8 else None
+                kernels, held, widened, chosen if held or not is_int8 else None
             )
     fallback = None if is_int8 else "float32" if dtype == "float32" else "bfloat16"
     return Serving(f"torch, several times slower: {reason}", (), blocks, fallback)
+
+
+def torch_between(special_parts: Sequence[str]) -> str:
+    """What it means that a model has parts which the native pass has no kernel for."""
+    return (
+        f"torch computes what is between them, slower than a native pass, which has no kernel yet "
+        f"for {' and '.join(special_parts)}"
+    )
 
 
 def _obstacle(head_dim: int | None, dtype: str) -> str | None:

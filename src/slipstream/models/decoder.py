@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,48 +11,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.attention import native
 from slipstream.attention.backend import (
     AttentionBackend,
     AttentionShape,
     IntArray,
     PreparedAttention,
 )
+from slipstream.attention.native import NativeAttention
 from slipstream.attention.reference import TorchAttention
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams, RotaryParams
-from slipstream.models.layers.activation import GatedActivation
-from slipstream.models.layers.linear import Linear, LinearFactory
+from slipstream.models.layers.block import DecoderLayer, LayerContext
+from slipstream.models.layers.embedding import Embedding
+from slipstream.models.layers.linear import Linear, RowProofs
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable, Rotation
 
 FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Weights of one layer; a norm that the family lacks is None."""
-
-    input_norm: RmsNorm
-    qkv: Linear  # rows of queries, then keys, then values
-    q_norm: RmsNorm | None
-    k_norm: RmsNorm | None
-    attention_output: Linear
-    attention_output_norm: RmsNorm | None
-    mlp_norm: RmsNorm
-    gate_up: Linear  # rows of gates, then of ups
-    down: Linear
-    mlp_output_norm: RmsNorm | None
-
-    def linears(self) -> tuple[Linear, ...]:
-        """The layer's matrix products."""
-        return self.qkv, self.attention_output, self.gate_up, self.down
-
-    def norms(self) -> tuple[RmsNorm, ...]:
-        """The layer's norms."""
-        norms = (self.input_norm, self.q_norm, self.k_norm, self.attention_output_norm)
-        return tuple(
-            norm for norm in (*norms, self.mlp_norm, self.mlp_output_norm) if norm is not None
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +40,7 @@ class DecoderInput:
         tokens, positions, slots: [rows] int64.
         max_position: Largest position.
         cuts: Row counts, each admitted, by which rows go through the layers; their sum is `rows`.
+        cover: Admitted row counts for any other number of rows, at least as many in sum.
         attention: Prepared attention by window.
         logit_rows: [logit rows, padded] int64 rows whose logits are wanted.
         logit_cuts: Row counts, each admitted, of the product with the vocabulary; their sum is
@@ -75,6 +53,7 @@ class DecoderInput:
     slots: IntArray
     max_position: int
     cuts: Sequence[int]
+    cover: Callable[[int], Sequence[int]]
     attention: Mapping[int | None, PreparedAttention]
     logit_rows: IntArray
     logit_cuts: Sequence[int]
@@ -126,6 +105,16 @@ class Model(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """Weights, in the order of the pass."""
+
+    embedding: Embedding
+    layers: Sequence[DecoderLayer]
+    final_norm: RmsNorm
+    head: Linear
+
+
 class Decoder:
     """A decoder with rows as its only axis: a row's result depends on its own history alone.
 
@@ -134,135 +123,88 @@ class Decoder:
 
     Args:
         hparams: Shape and arithmetic.
-        embeddings: [vocab, hidden] in the model's dtype, scaled.
-        layers, final_norm, head: Weights, in the order of the pass.
-        activation: Between the MLP's two products.
-        factory: The one that made all `Linear`s; it knows which row counts are exact.
+        dtype: Of the products.
+        proofs: Which row counts are exact for the products.
+        kernels: Of native products; None where torch multiplies.
     """
 
     def __init__(
         self,
         hparams: Hparams,
-        embeddings: Tensor,
-        layers: Sequence[DecoderLayer],
-        final_norm: RmsNorm,
-        head: Linear,
-        activation: GatedActivation,
-        factory: LinearFactory,
+        dtype: torch.dtype,
+        parts: DecoderParts,
+        proofs: RowProofs,
+        kernels: KernelLibrary | None = None,
     ) -> None:
         self.hparams = hparams
-        self.layers = tuple(layers)
-        self.final_norm = final_norm
-        self.dtype = embeddings.dtype
-        self._embeddings = embeddings
-        self.head = head
-        self._activation = activation
-        self._factory = factory
+        self.layers = tuple(parts.layers)
+        self.final_norm = parts.final_norm
+        self.dtype = dtype
+        self._embedding = parts.embedding
+        self.head = parts.head
+        self._proofs = proofs
+        self._kernels = kernels
         self._tables: dict[RotaryParams, RotaryTable] = {
             layer.rotary: RotaryTable(layer.rotary, hparams.head_dim) for layer in hparams.layers
         }
-        linears = [linear for layer in layers for linear in layer.linears()]
-        norms = [norm for layer in layers for norm in layer.norms()]
+        linears = [linear for layer in self.layers for linear in layer.linears()]
+        norms = [norm for layer in self.layers for norm in layer.norms()]
         self.weight_bytes = (
-            embeddings.nbytes
-            + sum(linear.nbytes for linear in (*linears, head))
-            + sum(norm.nbytes for norm in (*norms, final_norm))
+            parts.embedding.nbytes
+            + sum(linear.nbytes for linear in (*linears, self.head))
+            + sum(norm.nbytes for norm in (*norms, self.final_norm))
         )
 
     def attention_backend(self) -> AttentionBackend:
         """See `Model`."""
-        return TorchAttention(attention_shape(self.hparams))
+        shape = attention_shape(self.hparams)
+        if self._kernels is not None and native.fits(shape):
+            return NativeAttention(shape, self._kernels)
+        return TorchAttention(shape)
 
-    def admitted_row_counts(self) -> tuple[int, ...]:
-        """Row counts that are exact for every layer's products, ascending."""
-        return self._factory.admitted(linear for layer in self.layers for linear in layer.linears())
+    def admitted_row_counts(self) -> tuple[int, ...] | None:
+        """See `Model`."""
+        return self._proofs.admitted(linear for layer in self.layers for linear in layer.linears())
 
-    def admitted_logit_row_counts(self) -> tuple[int, ...]:
-        """Row counts that are exact for the product with the vocabulary, ascending."""
-        return self._factory.admitted((self.head,))
+    def admitted_logit_row_counts(self) -> tuple[int, ...] | None:
+        """See `Model`."""
+        return self._proofs.admitted((self.head,))
 
     def linear_kinds(self) -> str:
-        """How matrices are multiplied, for the numerics fingerprint."""
-        return self._factory.description()
+        """See `Model`."""
+        return self._proofs.description()
 
     @torch.inference_mode()
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """Run all layers; each row's key and value are stored in its slot on the way."""
-        embedded = self.embed(torch.from_numpy(inputs.tokens))
+        hidden = self.embed(torch.from_numpy(inputs.tokens))
         positions = torch.from_numpy(inputs.positions)
-        parts = list(_cut(embedded, inputs.cuts))
-        taps = {-1: embedded} if -1 in inputs.tap_layer_ids else {}
-        slots = _cut(torch.from_numpy(inputs.slots), inputs.cuts)
-        rotations = {
-            params: [
-                Rotation(cos, sin)
-                for cos, sin in zip(
-                    *(
-                        _cut(angles, inputs.cuts)
-                        for angles in table.angles(positions, inputs.max_position)
-                    ),
-                    strict=True,
-                )
-            ]
-            for params, table in self._tables.items()
-        }
+        taps = {-1: hidden} if -1 in inputs.tap_layer_ids else {}
+        context = LayerContext(
+            dtype=self.dtype,
+            cuts=inputs.cuts,
+            cover=inputs.cover,
+            slots=torch.from_numpy(inputs.slots),
+            attention=inputs.attention,
+            rotations={
+                params: Rotation(*table.angles(positions, inputs.max_position))
+                for params, table in self._tables.items()
+            },
+            storage=storage,
+        )
         for index, layer in enumerate(self.layers):
-            params = self.hparams.layers[index]
-            rotated = [
-                self._project(index, *of_part, storage)
-                for of_part in zip(parts, rotations[params.rotary], slots, strict=True)
-            ]
-            queries = rotated[0] if len(rotated) == 1 else torch.cat(rotated)
-            mixed = inputs.attention[params.window].attend(index, queries, storage)
-            parts = [
-                self._finish(layer, *of_part)
-                for of_part in zip(parts, _cut(mixed, inputs.cuts), strict=True)
-            ]
+            hidden = layer(hidden, context)
             if index in inputs.tap_layer_ids:
-                taps[index] = torch.cat(parts)
-        return DecoderOutput(self._logits(torch.cat(parts), inputs).numpy(), taps)
+                taps[index] = hidden
+        return DecoderOutput(self._logits(hidden, inputs).numpy(), taps)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `Model`."""
-        return self._embeddings.index_select(0, tokens).float()
+        return self._embedding(tokens)
 
     def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """See `Model`."""
         return self.head(normed.to(self.dtype)).float()
-
-    def _project(
-        self,
-        index: int,
-        hidden: Tensor,  # [rows, hidden] float32
-        rotation: Rotation,
-        slots: Tensor,  # [rows]
-        storage: KvStorage,
-    ) -> Tensor:
-        """Store the layer's keys and values; give its queries [rows, heads, head_dim] float32."""
-        layer, hparams = self.layers[index], self.hparams
-        num_heads, num_rotated = hparams.num_heads, hparams.num_heads + hparams.kv_heads
-        qkv = layer.qkv(layer.input_norm(hidden).to(self.dtype))
-        qkv = qkv.view(len(hidden), -1, hparams.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            queries = layer.q_norm(qkv[:, :num_heads])
-            keys = layer.k_norm(qkv[:, num_heads:num_rotated])
-            rotated = rotation.apply(torch.cat((queries, keys), 1))
-        else:
-            rotated = rotation.apply(qkv[:, :num_rotated].float())
-        storage.write(index, slots, rotated[:, num_heads:], qkv[:, num_rotated:])
-        return rotated[:, :num_heads]
-
-    def _finish(self, layer: DecoderLayer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """From what attention gave ([rows, heads * head_dim] float32) to the layer's output."""
-        output = layer.attention_output(mixed.to(self.dtype))
-        if layer.attention_output_norm is not None:
-            output = layer.attention_output_norm(output)
-        hidden = hidden + output
-        output = layer.gate_up(layer.mlp_norm(hidden).to(self.dtype))
-        output = layer.down(self._activation(output))
-        if layer.mlp_output_norm is not None:
-            output = layer.mlp_output_norm(output)
-        return hidden.add_(output)
 
     def _logits(self, hidden: Tensor, inputs: DecoderInput) -> Tensor:
         wanted = hidden.index_select(0, torch.from_numpy(inputs.logit_rows))

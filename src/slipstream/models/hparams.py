@@ -27,15 +27,47 @@ class RotaryParams:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeParams:
+    """A mixture of experts: each row goes through a few of many small networks.
+
+    Attributes:
+        num_experts, num_chosen: All experts of a layer, and those that a row goes through.
+        expert_size: Inner width of one expert.
+        shared_size: Inner width of the network that every row goes through; 0 = there is none.
+        is_shared_gated: The shared network's output is weighed by a sigmoid of the row.
+        scoring: What makes weights of the router's logits.
+        has_bias: A bias on the weights decides who is chosen, but not how much it weighs.
+        num_groups, num_chosen_groups: Experts come in groups of equal size; only those of the best
+            groups, by the sum of a group's two best, may be chosen.
+        normalises: Chosen weights are divided by their sum.
+        weight_scale: Factor on the weights after that.
+    """
+
+    num_experts: int
+    num_chosen: int
+    expert_size: int
+    shared_size: int = 0
+    is_shared_gated: bool = False
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    has_bias: bool = False
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    normalises: bool = True
+    weight_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParams:
     """What may differ between the layers of one model.
 
     Attributes:
         window: A key is visible when query position - key position < window; None = all.
+        moe: Experts in place of the dense MLP.
     """
 
     window: int | None
     rotary: RotaryParams
+    moe: MoeParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,7 @@ class Hparams:
         is_norm_zero_centred: Norm weights are stored as w - 1.
         has_sandwich_norms: A second norm follows attention and MLP.
         embedding_scale: Factor on the token embeddings, rounded to the model's dtype.
+        weights_prefix: What the names of the decoder's tensors begin with.
     """
 
     family: str
@@ -72,11 +105,17 @@ class Hparams:
     is_norm_zero_centred: bool = False
     has_sandwich_norms: bool = False
     embedding_scale: float | None = None
+    weights_prefix: str = "model"
 
     @property
     def num_layers(self) -> int:
         """Number of decoder layers."""
         return len(self.layers)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every layer is attention over heads and a dense MLP."""
+        return all(layer.moe is None for layer in self.layers)
 
     @property
     def q_size(self) -> int:

@@ -23,13 +23,15 @@ from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kv.storage import KvStorage
 from slipstream.models.decoder import (
     DecoderInput,
-    DecoderLayer,
     DecoderOutput,
     FloatArray,
     attention_shape,
 )
 from slipstream.models.hparams import Hparams, RotaryParams
-from slipstream.models.layers.linear import Linear, NativeLinear
+from slipstream.models.layers.attention import Attention
+from slipstream.models.layers.block import DecoderLayer
+from slipstream.models.layers.linear import Linear, NativeLinear, native_description
+from slipstream.models.layers.mlp import DenseMlp
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable
 
@@ -101,11 +103,7 @@ class NativeDecoder:
         self.weight_bytes = sum(matrix.nbytes for matrix in matrices) + sum(
             norm.nbytes for norm in (*norms, final_norm)
         )
-        self._formats = {
-            pair
-            for matrix in matrices
-            for pair in zip(matrix.activations, matrix.formats, strict=True)
-        }
+        self._linear_kinds = native_description(matrices)
 
     def trace_into(self, stage_ns: structs.StageTimes | None) -> None:
         """Add the time of each of `structs.STAGES` to `stage_ns` from now on; None ends it.
@@ -126,12 +124,8 @@ class NativeDecoder:
         """All: see `Model`."""
 
     def linear_kinds(self) -> str:
-        """See `Model`. The instruction set is no part of it: all give the same bits."""
-        kinds: dict[str, list[str]] = {}
-        for activations, name in sorted(self._formats):
-            kind = "native" if activations == "bfloat16" else f"native-{activations}"
-            kinds.setdefault(kind, []).append(name)
-        return ", ".join(f"{kind}:{'+'.join(names)}" for kind, names in kinds.items())
+        """See `Model`."""
+        return self._linear_kinds
 
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:
         """See `Model`. One call for all of it: between passes the caches hold none of the code
@@ -229,16 +223,19 @@ class NativeDecoder:
 
 
 def _fill(struct: structs.Layer, layer: DecoderLayer) -> None:
+    mixer, mlp = layer.mixer, layer.mlp
+    assert isinstance(mixer, Attention)
+    assert isinstance(mlp, DenseMlp)
     struct.input_norm = _norm(layer.input_norm)
-    struct.q_norm = _norm(layer.q_norm)
-    struct.k_norm = _norm(layer.k_norm)
-    struct.attention_output_norm = _norm(layer.attention_output_norm)
+    struct.q_norm = _norm(mixer.q_norm)
+    struct.k_norm = _norm(mixer.k_norm)
+    struct.attention_output_norm = _norm(layer.mixer_output_norm)
     struct.mlp_norm = _norm(layer.mlp_norm)
     struct.mlp_output_norm = _norm(layer.mlp_output_norm)
-    struct.qkv = _matrix(layer.qkv).struct()
-    struct.attention_output = _matrix(layer.attention_output).struct()
-    struct.gate_up = _matrix(layer.gate_up).struct()
-    struct.down = _matrix(layer.down).struct()
+    struct.qkv = _matrix(mixer.qkv).struct()
+    struct.attention_output = _matrix(mixer.output).struct()
+    struct.gate_up = _matrix(mlp.gate_up).struct()
+    struct.down = _matrix(mlp.down).struct()
 
 
 def _norm(norm: RmsNorm | None) -> structs.Norm:

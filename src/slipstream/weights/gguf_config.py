@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from slipstream.errors import WeightsError
 from slipstream.weights.gguf_drafts import draft_fields
+from slipstream.weights.gguf_experts import EXPERT_ARCHITECTURES, expert_fields
 from slipstream.weights.gguf_metadata import MetadataReader, shortest
 from slipstream.weights.gguf_reader import GgufFile
 from slipstream.weights.names import DRAFT_ARCHITECTURES, ROPE_FACTORS
@@ -19,6 +20,7 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
     "eagle3": ("llama", "LlamaForCausalLMEagle3"),
     "dflash": ("qwen3", "DFlashDraftModel"),
@@ -55,8 +57,11 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """
     architecture = architecture_of(file)
     reader = MetadataReader(file, architecture)
-    if reader.optional("expert_count", 0, int):
-        raise WeightsError(f"{file.path} is a mixture of experts, which is not supported in GGUF")
+    if reader.optional("expert_count", 0, int) and architecture not in EXPERT_ARCHITECTURES:
+        raise WeightsError(
+            f"{file.path} is a mixture of experts of architecture {architecture!r}; in GGUF these "
+            f"are supported of {', '.join(EXPERT_ARCHITECTURES)}"
+        )
     model_type, class_name = _FAMILIES[architecture]
     hidden_size = reader.require("embedding_length", int)
     num_heads = reader.same_in_every_layer("attention.head_count")
@@ -135,6 +140,8 @@ def _family_fields(
         fields["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     else:
         fields |= {"sliding_window": window or None, "use_sliding_window": window > 0}
+    if config["model_type"] == "qwen3_moe":
+        fields |= expert_fields(reader)
     return fields
 
 

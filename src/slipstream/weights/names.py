@@ -31,12 +31,22 @@ _LAYER: Mapping[str, str] = {
     "ffn_down": "mlp.down_proj",
 }
 
+_MOE_LAYER: Mapping[str, str] = {
+    **_LAYER,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
 _GEMMA_LAYER: Mapping[str, str] = {
     **_LAYER,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+
+_LAYERS: Mapping[str, Mapping[str, str]] = {"gemma3": _GEMMA_LAYER, "qwen3moe": _MOE_LAYER}
 
 DRAFT_ARCHITECTURES = ("eagle3", "dflash")
 
@@ -95,7 +105,7 @@ def map_gguf_name(name: str, architecture: str) -> Mapped:
     if name in _TOP:
         return Mapped(_TOP[name], shift=_shift(name, architecture))
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    layer = _GEMMA_LAYER if architecture == "gemma3" else _LAYER
+    layer = _LAYERS.get(architecture, _LAYER)
     if match is None or match[2] not in layer:
         return Mapped(name)
     permuted = None

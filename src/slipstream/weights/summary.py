@@ -14,6 +14,7 @@ from slipstream.weights.gguf_config import config_from_gguf
 from slipstream.weights.gguf_reader import read_gguf
 from slipstream.weights.layout import GgufLayout, SafetensorsLayout, read_layout
 from slipstream.weights.names import harmless_reason
+from slipstream.weights.parts import special_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class CheckpointSummary:
         num_parameters: Values in all tensors; a shared input and output embedding counts once.
         num_bytes: Size of the weights files.
         context_len, vocab_size, head_dim: None if the configuration does not say.
+        special_parts: What a plain decoder does not have (see `weights.parts`).
         is_tied: Whether the output head is the input embedding.
         has_template: Whether a chat template comes with it.
     """
@@ -41,6 +43,7 @@ class CheckpointSummary:
     context_len: int | None
     vocab_size: int | None
     head_dim: int | None
+    special_parts: tuple[str, ...]
     is_tied: bool
     has_template: bool
 
@@ -114,6 +117,7 @@ def _summary(
         context_len=text.get("max_position_embeddings"),
         vocab_size=text.get("vocab_size"),
         head_dim=_head_dim(text),
+        special_parts=special_parts(config),
         num_bytes=num_bytes,
         is_tied=is_tied,
         has_template=has_template,

@@ -29,6 +29,10 @@ class Linear(Protocol):
         """(num_out, num_in)."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of inputs and outputs."""
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weight as held."""
 
@@ -51,6 +55,7 @@ class MatrixLinear:
         self._weight = weight.t().contiguous()
         self._bias = bias
         self.shape = (weight.shape[0], weight.shape[1])
+        self.dtype = weight.dtype
         self.nbytes = weight.nbytes
         self.kernels = (f"torch-mm:{_name(weight.dtype)}",)
 
@@ -68,6 +73,7 @@ class PackedLinear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKING_ROWS)
         self._bias = bias
         self.shape = (weight.shape[0], weight.shape[1])
+        self.dtype = weight.dtype
         self.nbytes = weight.nbytes
         self.kernels = (f"torch-packed:{_name(weight.dtype)}",)
 
@@ -82,6 +88,7 @@ class NativeLinear:
     Args:
         parts: bfloat16 tensors or blocks as stored, one below the other; bias: [num_out] or None.
         activations: How rows enter products with blocks.
+        dtype: Of inputs and outputs; float32 inputs are rounded to bfloat16, outputs are not.
     """
 
     def __init__(
@@ -90,7 +97,9 @@ class NativeLinear:
         parts: Sequence[StoredWeight],
         bias: Tensor | None = None,
         activations: Activations = "bfloat16",
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
+        self.dtype = dtype
         self.matrix = PackedMatrix(library, parts, bias, activations)
         self.shape = self.matrix.shape
         self.nbytes = self.matrix.nbytes
@@ -101,7 +110,7 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        return self.matrix.multiply(x, x.new_empty(len(x), self.shape[0]))
+        return self.matrix.multiply(x.bfloat16(), x.new_empty(len(x), self.shape[0]))
 
 
 LinearKind = Callable[[Tensor, Tensor | None], Linear]
@@ -178,6 +187,68 @@ class LinearFactory:
             f"{torch.backends.cpu.get_cpu_capability()})",
             hint='set model.dtype to "float32", or use an official torch build',
         )
+
+
+class RowProofs(Protocol):
+    """What is known of a decoder's products."""
+
+    def admitted(self, linears: Iterable[Linear]) -> tuple[int, ...] | None:
+        """Row counts that are exact for all `linears` with torch's threads now; None = all.
+
+        Raises:
+            NumericsError: If a product is no longer exact with this number of threads.
+        """
+
+    def description(self) -> str:
+        """The ways of multiplying in use, for the numerics fingerprint."""
+
+
+class TorchProofs:
+    """Of products that factories made, one of each dtype."""
+
+    def __init__(self, *factories: LinearFactory) -> None:
+        self._factories = factories
+
+    def admitted(self, linears: Iterable[Linear]) -> tuple[int, ...]:
+        """See `RowProofs`."""
+        linears = tuple(linears)
+        counts = frozenset(ROW_COUNTS)
+        for factory in self._factories:
+            counts &= set(factory.admitted(item for item in linears if item.dtype == factory.dtype))
+        return tuple(sorted(counts))
+
+    def description(self) -> str:
+        """See `RowProofs`."""
+        kinds = (factory.description() for factory in self._factories)
+        return ", ".join(kind for kind in kinds if kind)
+
+
+class NativeProofs:
+    """Of native products, which are exact for all row counts."""
+
+    def __init__(self, matrices: Iterable[PackedMatrix]) -> None:
+        self._description = native_description(matrices)
+
+    def admitted(self, linears: Iterable[Linear]) -> None:
+        """All: see `RowProofs`."""
+
+    def description(self) -> str:
+        """See `RowProofs`."""
+        return self._description
+
+
+def native_description(matrices: Iterable[PackedMatrix]) -> str:
+    """What native products take; the instruction set is no part of it: all give the same bits."""
+    pairs = {
+        pair
+        for matrix in matrices
+        for pair in zip(matrix.activations, matrix.formats, strict=True)
+    }
+    kinds: dict[str, list[str]] = {}
+    for activations, name in sorted(pairs):
+        kind = "native" if activations == "bfloat16" else f"native-{activations}"
+        kinds.setdefault(kind, []).append(name)
+    return ", ".join(f"{kind}:{'+'.join(names)}" for kind, names in kinds.items())
 
 
 def _name(dtype: torch.dtype) -> str:
