@@ -16,7 +16,6 @@ from torch import Tensor
 
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
-from slipstream.kv.storage import KvStorage
 from slipstream.models.decoder import Model
 
 MAX_LEN = 1024
@@ -35,9 +34,7 @@ def read_arguments(description: str | None) -> argparse.Namespace:
 def make_runner(model: Model, kv_dtype: torch.dtype) -> Runner:
     """A runner with room for one answer."""
     shape = model.hparams
-    storage = KvStorage(
-        MAX_LEN + _FIRST_SLOT, shape.num_layers, shape.kv_heads, shape.head_dim, kv_dtype
-    )
+    storage = shape.kv_shape.storage(MAX_LEN + _FIRST_SLOT, kv_dtype)
     return Runner(model, storage)
 
 

@@ -8,8 +8,17 @@ from slipstream.audit.fixture import Fixture
 from slipstream.audit.golden import find_fixtures, judge
 from tests.support.paths import shared_dir
 
-FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}
-MODELS = ("llama_tied", "llama3_rope", "mistral_swa", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text", "qwen3_moe", "deepseek_v3"}
+MODELS = (
+    "llama_tied",
+    "llama3_rope",
+    "mistral_swa",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "qwen3_moe",
+    "deepseek_v3",
+)
 
 
 @pytest.mark.parametrize("model", MODELS)

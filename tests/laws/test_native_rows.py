@@ -13,7 +13,6 @@ from torch import Tensor
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 from tests.support.native import native_kernels
@@ -39,7 +38,7 @@ def make_runner(
 ) -> Runner:
     model = load_model(open_checkpoint(path), dtype, kernels=kernels)
     shape = model.hparams
-    storage = KvStorage(512, shape.num_layers, shape.kv_heads, shape.head_dim, kv_dtype or dtype)
+    storage = shape.kv_shape.storage(512, kv_dtype or dtype)
     return Runner(model, storage)
 
 

@@ -11,7 +11,6 @@ import torch
 
 from slipstream.execution.batch import Branch, ForwardBatch, ForwardOutput, IntArray
 from slipstream.execution.runner import Runner
-from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 
@@ -59,9 +58,7 @@ def make_runner(
     """A runner of a checkpoint with a storage of its own."""
     model = load_model(open_checkpoint(path), dtype)
     shape = model.hparams
-    storage = KvStorage(
-        num_slots, shape.num_layers, shape.kv_heads, shape.head_dim, kv_dtype or dtype
-    )
+    storage = shape.kv_shape.storage(num_slots, kv_dtype or dtype)
     return Runner(model, storage)
 
 

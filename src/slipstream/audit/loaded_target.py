@@ -10,7 +10,6 @@ import torch
 from slipstream.audit.paged_sequence import PagedSequence
 from slipstream.execution.runner import Runner
 from slipstream.kv.cache import KvCache
-from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 
@@ -34,9 +33,7 @@ class LoadedTarget:
         shape = model.hparams
         self.model = model
         self.kv = KvCache(3 * -(-max_len // _PAGE_SIZE), _PAGE_SIZE, prefix_cache=False)
-        storage = KvStorage(
-            self.kv.num_slots, shape.num_layers, shape.kv_heads, shape.head_dim, torch.float32
-        )
+        storage = shape.kv_shape.storage(self.kv.num_slots, torch.float32)
         self.runner = Runner(model, storage)
         self.num_layers = shape.num_layers
         self._names = count()

@@ -174,14 +174,8 @@ def _workspace_bytes(config: Config, models: Sequence[LoadedModel]) -> int:
 
 
 def _runner(loaded: LoadedModel, kv: KvCache, kv_dtype: str) -> Runner:
-    hparams = loaded.model.hparams
-    storage = KvStorage(
-        kv.num_slots,
-        hparams.num_layers,
-        hparams.kv_heads,
-        hparams.head_dim,
-        loaded.kv_dtype(kv_dtype),
-    )
+    shape = loaded.model.hparams.kv_shape
+    storage = shape.storage(kv.num_slots, loaded.kv_dtype(kv_dtype))
     return Runner(loaded.model, storage)
 
 

@@ -12,7 +12,6 @@ from slipstream.config.model import Activations, ModelConfig
 from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
 from slipstream.errors import ConfigError, VocabularyMismatchError, WeightsError
 from slipstream.kernels.library import open_kernels
-from slipstream.kv.storage import kv_bytes_per_token
 from slipstream.models.decoder import Model
 from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.hparams import DraftFamily, family_of
@@ -60,10 +59,7 @@ class LoadedModel:
 
     def kv_bytes_per_token(self, setting: str) -> int:
         """Bytes of one token's keys and values over all layers."""
-        hparams = self.model.hparams
-        return kv_bytes_per_token(
-            hparams.num_layers, hparams.kv_heads, hparams.head_dim, self.kv_dtype(setting)
-        )
+        return self.model.hparams.kv_shape.bytes_per_token(self.kv_dtype(setting))
 
 
 def load_target(config: ModelConfig, progress: Progress | None = None) -> LoadedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,39 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.memory import zeros_on_huge_pages
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a model keeps of each token.
+
+    Attributes:
+        num_layers: Layers that keep anything.
+        has_values: False where keys are the values too, so that only keys are kept.
+    """
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    has_values: bool = True
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values over all layers, scales included."""
+        head_bytes = self.head_dim * dtype.itemsize
+        if dtype == torch.int8:
+            head_bytes += torch.float32.itemsize
+        return (2 if self.has_values else 1) * self.num_layers * self.kv_heads * head_bytes
+
+    def storage(self, num_slots: int, dtype: torch.dtype) -> KvStorage:
+        """A storage of this shape."""
+        return KvStorage(
+            num_slots,
+            self.num_layers,
+            self.kv_heads,
+            self.head_dim,
+            dtype,
+            has_values=self.has_values,
+        )
 
 
 class KvStorage:
@@ -25,6 +59,7 @@ class KvStorage:
         num_slots: `KvCache.num_slots`; the first page is scratch, for rows that only pad.
         num_layers, kv_heads, head_dim: Shape of the model's attention.
         dtype: float32, bfloat16 or int8 (float16 works where the device has it).
+        has_values: False where keys are the values too; they are then kept once.
         device: Where the memory lies.
     Attributes:
         keys, values: By layer, [slots, kv_heads, head_dim]; views of one block, a slot's keys and
@@ -40,6 +75,7 @@ class KvStorage:
         head_dim: int,
         dtype: torch.dtype,
         *,
+        has_values: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
         self.num_slots = num_slots
@@ -49,36 +85,43 @@ class KvStorage:
         # One block for all layers: copying a row everywhere is then two calls, not four per layer.
         # A slot's keys and values lie together (`slot_stride` in attention.hpp): reading pages
         # that lie anywhere then takes half as many jumps.
+        num_kinds = 2 if has_values else 1
         self._rows = _zeros(
-            (num_layers, num_slots, 2, kv_heads, head_dim), dtype=dtype, device=self.device
+            (num_layers, num_slots, num_kinds, kv_heads, head_dim), dtype=dtype, device=self.device
         )
         self.keys: tuple[Tensor, ...] = self._rows[:, :, 0].unbind()
-        self.values: tuple[Tensor, ...] = self._rows[:, :, 1].unbind()
+        self.values: tuple[Tensor, ...] = self._rows[:, :, -1].unbind()
         self.key_scales: tuple[Tensor, ...] = ()
         self.value_scales: tuple[Tensor, ...] = ()
         self._copied = [self._rows]
         if dtype == torch.int8:
-            shape = (2 * num_layers, num_slots, kv_heads)
-            scales = _zeros(shape, dtype=torch.float32, device=self.device)
+            scale_shape = (num_kinds * num_layers, num_slots, kv_heads)
+            scales = _zeros(scale_shape, dtype=torch.float32, device=self.device)
             self.key_scales = scales[:num_layers].unbind()
-            self.value_scales = scales[num_layers:].unbind()
+            self.value_scales = scales[-num_layers:].unbind()
             self._copied.append(scales)
-        self.bytes_per_token = kv_bytes_per_token(num_layers, kv_heads, head_dim, dtype)
+        shape = KvShape(num_layers, kv_heads, head_dim, has_values)
+        self.has_values = has_values
+        self.bytes_per_token = shape.bytes_per_token(dtype)
 
     def write(
         self,
         layer: int,
         slots: Tensor,  # [tokens] int64, without repeats outside the scratch page
         keys: Tensor,  # [tokens, kv_heads, head_dim]
-        values: Tensor,  # [tokens, kv_heads, head_dim]
+        values: Tensor | None,  # [tokens, kv_heads, head_dim]; None where keys are the values
     ) -> None:
         """Store the rows of one layer, rounded to `dtype`."""
+        assert (values is not None) == self.has_values
         if self.dtype == torch.int8:
             keys, key_scales = _codes(keys)
-            values, value_scales = _codes(values)
             self.key_scales[layer].index_copy_(0, slots, key_scales)
-            self.value_scales[layer].index_copy_(0, slots, value_scales)
         self.keys[layer].index_copy_(0, slots, keys.to(self.dtype))
+        if values is None:
+            return
+        if self.dtype == torch.int8:
+            values, value_scales = _codes(values)
+            self.value_scales[layer].index_copy_(0, slots, value_scales)
         self.values[layer].index_copy_(0, slots, values.to(self.dtype))
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,14 +151,6 @@ class KvStorage:
         to_slots = torch.from_numpy(targets).to(self.device)
         for tensor in self._copied:
             tensor.index_copy_(1, to_slots, tensor.index_select(1, from_slots))
-
-
-def kv_bytes_per_token(num_layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values over all layers, scales included."""
-    head_bytes = head_dim * dtype.itemsize
-    if dtype == torch.int8:
-        head_bytes += torch.float32.itemsize
-    return 2 * num_layers * kv_heads * head_bytes
 
 
 def _codes(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,6 +116,10 @@ class ConfigReader:
         if value is not None and value != allowed:
             raise self._wrong(name, value, f"{allowed!r}, the only supported value")
 
+    def ignore(self, name: str) -> None:
+        """Count a field as read although it says nothing about a forward pass."""
+        self._seen.add(name)
+
     def finish(self) -> None:
         """Refuse every field that was not read and could change the arithmetic."""
         for name, value in self._config.items():

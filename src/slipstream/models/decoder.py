@@ -145,7 +145,7 @@ class Decoder:
         self._proofs = proofs
         self._kernels = kernels
         self._tables: dict[RotaryParams, RotaryTable] = {
-            layer.rotary: RotaryTable(layer.rotary, hparams.head_dim) for layer in hparams.layers
+            layer.rotary: RotaryTable(layer.rotary, hparams.rotary_dim) for layer in hparams.layers
         }
         linears = [linear for layer in self.layers for linear in layer.linears()]
         norms = [norm for layer in self.layers for norm in layer.norms()]
@@ -158,7 +158,9 @@ class Decoder:
     def attention_backend(self) -> AttentionBackend:
         """See `Model`."""
         shape = attention_shape(self.hparams)
-        if self._kernels is not None and native.fits(shape):
+        # The kernels take a slot's values to lie behind its keys.
+        keeps_both = self.hparams.kv_shape.has_values
+        if self._kernels is not None and keeps_both and native.fits(shape):
             return NativeAttention(shape, self._kernels)
         return TorchAttention(shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -108,12 +109,40 @@ def read_rotary_section(
             section.positive("high_freq_factor"),
             section.count("original_max_position_embeddings", trained),
         )
+    elif kind == "yarn":
+        params = _read_yarn(section, theta, config)
     else:
         raise WeightsError(
-            f"config.json has {name} of type {kind!r}; supported are default, linear and llama3"
+            f"config.json has {name} of type {kind!r}; supported are default, linear, llama3 and "
+            "yarn"
         )
     section.finish()
     return params
+
+
+def _read_yarn(section: ConfigReader, theta: float, config: ConfigReader) -> RotaryParams:
+    section.require("truncate", True)
+    factor = section.positive("factor")
+    scales = [section.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    amplitude = yarn_scale(factor)
+    if all(scales):
+        amplitude = yarn_scale(factor, scales[0]) / yarn_scale(factor, scales[1])
+    return RotaryParams(
+        theta,
+        "yarn",
+        factor,
+        original_max_positions=section.count(
+            "original_max_position_embeddings", config.count("max_position_embeddings")
+        ),
+        beta_fast=section.positive("beta_fast", 32.0),
+        beta_slow=section.positive("beta_slow", 1.0),
+        amplitude=section.positive("attention_factor", amplitude),
+    )
+
+
+def yarn_scale(factor: float, mscale: float = 1.0) -> float:
+    """What YaRN multiplies queries and keys with when it stretches positions by `factor`."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def read_layers(

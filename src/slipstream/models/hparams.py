@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from slipstream.kv.storage import KvShape
+
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -15,15 +17,22 @@ class RotaryParams:
     Attributes:
         theta: Base of the frequencies.
         scaling: "linear" divides positions by `factor`; "llama3" divides only the frequencies
-            whose wavelength is long against `original_max_positions`.
+            whose wavelength is long against `original_max_positions`; "yarn" those that turn
+            seldom within them.
+        beta_fast, beta_slow: Turns within the original positions above which "yarn" leaves a
+            frequency alone, and below which it divides it wholly.
+        amplitude: Factor on cosines and sines.
     """
 
     theta: float
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    amplitude: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,28 @@ class MoeParams:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentParams:
+    """Latent attention: a token's keys and values of all heads follow from one short vector.
+
+    Attributes:
+        query_rank: Width of the vector that queries are made of; None = made of the row itself.
+        kv_rank: Width of the vector that keys and values are made of.
+        nope_dim, rope_dim: Parts of a head's key without and with rotary embedding; the latter is
+            one for all heads.
+        value_dim: Of one head.
+        is_interleaved: Pairs of the rotary part are neighbours, not halves.
+    Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    is_interleaved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParams:
     """What may differ between the layers of one model.
 
@@ -83,6 +114,9 @@ class Hparams:
         has_sandwich_norms: A second norm follows attention and MLP.
         embedding_scale: Factor on the token embeddings, rounded to the model's dtype.
         weights_prefix: What the names of the decoder's tensors begin with.
+        num_mtp_layers: Layers behind the last in the same file, which are no part of the decoder.
+        latent: Attention over latent vectors; `kv_heads` and `head_dim` are then those of what the
+            cache keeps: one head of `kv_rank + rope_dim`.
     """
 
     family: str
@@ -106,6 +140,8 @@ class Hparams:
     has_sandwich_norms: bool = False
     embedding_scale: float | None = None
     weights_prefix: str = "model"
+    num_mtp_layers: int = 0
+    latent: LatentParams | None = None
 
     @property
     def num_layers(self) -> int:
@@ -115,7 +151,19 @@ class Hparams:
     @property
     def is_plain(self) -> bool:
         """Whether every layer is attention over heads and a dense MLP."""
-        return all(layer.moe is None for layer in self.layers)
+        return self.latent is None and all(layer.moe is None for layer in self.layers)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Leading values of a head that are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """What the cache keeps."""
+        return KvShape(
+            self.num_layers, self.kv_heads, self.head_dim, has_values=self.latent is None
+        )
 
     @property
     def q_size(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slipstream.kernels.matrix import StoredWeight
-from slipstream.models.hparams import Hparams, MoeParams
+from slipstream.models.hparams import Hparams, LatentParams, MoeParams
 from slipstream.models.layers.activation import gated_activation
 from slipstream.models.layers.attention import Attention
 from slipstream.models.layers.block import DecoderLayer, Part
+from slipstream.models.layers.latent import LatentAttention
 from slipstream.models.layers.linear import Linear
 from slipstream.models.layers.mlp import DenseMlp
 from slipstream.models.layers.moe import Experts
@@ -31,7 +32,7 @@ class LayerReader:
         mlp_norm = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
         return DecoderLayer(
             input_norm=self.norm(f"{prefix}.input_layernorm", hidden),
-            mixer=self._attention(index, f"{prefix}.self_attn"),
+            mixer=self._mixer(index, prefix),
             mixer_output_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden)
             if sandwich
             else None,
@@ -47,6 +48,43 @@ class LayerReader:
         hparams = self._hparams
         return self._reader.norm(
             name, size, hparams.norm_eps, is_zero_centred=hparams.is_norm_zero_centred
+        )
+
+    def _mixer(self, index: int, prefix: str) -> Part:
+        if self._hparams.latent is not None:
+            return self._latent(index, f"{prefix}.self_attn", self._hparams.latent)
+        return self._attention(index, f"{prefix}.self_attn")
+
+    def _latent(self, index: int, prefix: str, latent: LatentParams) -> LatentAttention:
+        """Queries and latents come from one product; the two ways out of the latents by head."""
+        reader, hparams = self._reader, self._hparams
+        hidden, num_heads = hparams.hidden_size, hparams.num_heads
+        query_size = num_heads * (latent.nope_dim + latent.rope_dim)
+        rank = latent.query_rank
+        first = {f"{prefix}.q_proj": query_size} if rank is None else {f"{prefix}.q_a_proj": rank}
+        ups = reader.tensor(
+            f"{prefix}.kv_b_proj.weight",
+            num_heads * (latent.nope_dim + latent.value_dim),
+            latent.kv_rank,
+        ).view(num_heads, -1, latent.kv_rank)
+        return LatentAttention(
+            cache_layer=index,
+            num_heads=num_heads,
+            params=latent,
+            rotary=hparams.layers[index].rotary,
+            down=reader.linear(
+                first | {f"{prefix}.kv_a_proj_with_mqa": latent.kv_rank + latent.rope_dim}, hidden
+            ),
+            query_norm=self.norm(f"{prefix}.q_a_layernorm", rank) if rank else None,
+            query_up=reader.linear({f"{prefix}.q_b_proj": query_size}, rank) if rank else None,
+            kv_norm=self.norm(f"{prefix}.kv_a_layernorm", latent.kv_rank),
+            into_latent=tuple(
+                reader.linear_of([up[: latent.nope_dim].t().contiguous()]) for up in ups
+            ),
+            out_of_latent=tuple(
+                reader.linear_of([up[latent.nope_dim :].contiguous()]) for up in ups
+            ),
+            output=reader.linear({f"{prefix}.o_proj": hidden}, num_heads * latent.value_dim),
         )
 
     def _attention(self, index: int, prefix: str) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from slipstream.errors import ConfigError, WeightsError
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import Activations, PackedMatrix
 from slipstream.kernels.serving import head_obstacle, torch_between
-from slipstream.models import gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
+from slipstream.models import deepseek_v3, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
 from slipstream.models.config_reader import ConfigReader
 from slipstream.models.decoder import Decoder, DecoderParts, Model, attention_shape
 from slipstream.models.family import Family
@@ -35,6 +36,7 @@ _FAMILIES = (
     qwen2.FAMILY,
     qwen3.FAMILY,
     qwen3_moe.FAMILY,
+    deepseek_v3.FAMILY,
     gemma3.FAMILY,
 )
 
@@ -79,6 +81,7 @@ def load_model(
     is_tied = hparams.has_tied_embeddings or stored_head is None
     head = reader.linear_of([table if is_tied or stored_head is None else stored_head])
     final_norm = layer_reader.norm(f"{hparams.weights_prefix}.norm", hparams.hidden_size)
+    _skip_what_is_not_served(checkpoint, hparams)
     checkpoint.finish()
     reader.warn_of_widened()
     if activations == "int8" and not reader.num_in_blocks:
@@ -99,6 +102,25 @@ def load_model(
     return Decoder(hparams, dtype, parts, reader.proofs(), reader.kernels)
 
 
+def _skip_what_is_not_served(checkpoint: Checkpoint, hparams: Hparams) -> None:
+    """Leave other parts of a public file unread, and say so."""
+    last = hparams.num_layers + hparams.num_mtp_layers
+    mtp_layers = range(hparams.num_layers, last)
+    heads = ["mtp.", *(f"{hparams.weights_prefix}.layers.{index}." for index in mtp_layers)]
+    counts: Counter[str] = Counter()
+    for name in checkpoint.names():
+        if name.startswith("model.visual."):
+            reason = "the vision tower: only text is served"
+        elif name.startswith(tuple(heads)):
+            reason = "a multi-token-prediction head: no part of the target itself"
+        else:
+            continue
+        checkpoint.skip(name, reason)
+        counts[reason] += 1
+    for reason, count in counts.items():
+        log.info("%d tensors are not read: %s", count, reason)
+
+
 def _no_int8(reason: str) -> ConfigError:
     return ConfigError(
         f"activations are to be int8, but {reason}",
@@ -112,7 +134,7 @@ def _usable(
     """The kernels, if they can compute this model."""
     if kernels is None or dtype != torch.bfloat16:
         return None
-    if not native.fits(attention_shape(hparams)):
+    if hparams.is_plain and not native.fits(attention_shape(hparams)):
         log.warning(
             "torch computes this model, exactly but several times slower: %s",
             head_obstacle(hparams.head_dim),

@@ -12,7 +12,6 @@ from torch import Tensor
 from slipstream.engine.loading import LoadedModel
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
-from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.parts import StoredEnds
 from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.answers import Answer
@@ -57,13 +56,8 @@ class TargetReader:
         self.num_top = min(num_top, hparams.vocab_size)
         self._vocab_size = loaded.vocab_size
         self._max_rows = max(_PASS_ROWS, max_len)
-        storage = KvStorage(
-            self._max_rows + 1,  # slot 0 is scratch
-            hparams.num_layers,
-            hparams.kv_heads,
-            hparams.head_dim,
-            loaded.kv_dtype("auto"),
-        )
+        num_slots = self._max_rows + 1  # slot 0 is scratch
+        storage = hparams.kv_shape.storage(num_slots, loaded.kv_dtype("auto"))
         self._runner = Runner(loaded.model, storage)
 
     def read(self, answers: Sequence[Answer]) -> Iterator[Features]:

@@ -42,6 +42,7 @@ class RotaryTable:
 
     def __init__(self, params: RotaryParams, head_dim: int) -> None:
         self._frequencies = frequencies(params, head_dim)
+        self._amplitude = params.amplitude
         self._cos = torch.empty(0, 1, head_dim)
         self._sin = torch.empty(0, 1, head_dim)
 
@@ -61,8 +62,8 @@ class RotaryTable:
         positions = np.arange(start, start + _BLOCK_LEN, dtype=np.float32)
         # float32 angles, as the public models were trained with; their cosine in float64.
         angles = np.outer(positions, self._frequencies).astype(np.float64)
-        cos = torch.from_numpy(np.cos(angles)).float()
-        sin = torch.from_numpy(np.sin(angles)).float()
+        cos = torch.from_numpy(np.cos(angles) * self._amplitude).float()
+        sin = torch.from_numpy(np.sin(angles) * self._amplitude).float()
         self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1).unsqueeze(1)))
         self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1).unsqueeze(1)))
 
@@ -71,6 +72,8 @@ def frequencies(params: RotaryParams, head_dim: int) -> npt.NDArray[np.float32]:
     """Angle per position of each pair: [head_dim / 2] float32.
 
     Source of "llama3": the published Llama 3.1 code; between the two wavelength bounds it blends.
+    Source of "yarn": Peng et al. 2023 (arXiv:2309.00071); it blends between two numbers of turns,
+    by the index of the pair.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = 1.0 / np.float32(params.theta) ** exponents
@@ -81,4 +84,18 @@ def frequencies(params: RotaryParams, head_dim: int) -> npt.NDArray[np.float32]:
         span = params.high_freq_factor - params.low_freq_factor
         blend = np.clip((turns - params.low_freq_factor) / span, 0.0, 1.0)
         plain = (1 - blend) * plain / params.factor + blend * plain
+    elif params.scaling == "yarn":
+        low, high = (
+            _pair_of_turns(params, head_dim, turns) for turns in (params.beta_fast, params.beta_slow)
+        )
+        first, last = max(math.floor(low), 0), min(math.ceil(high), head_dim - 1)
+        span = max(last - first, 0.001)
+        blend = np.clip((np.arange(head_dim // 2, dtype=np.float32) - first) / span, 0.0, 1.0)
+        plain = (1 - blend) * plain + blend * plain / np.float32(params.factor)
     return np.asarray(plain, np.float32)
+
+
+def _pair_of_turns(params: RotaryParams, head_dim: int, turns: float) -> float:
+    """Index of the pair that turns so often within the original positions."""
+    wavelength = params.original_max_positions / (turns * 2 * math.pi)
+    return head_dim * math.log(wavelength) / (2 * math.log(params.theta))

@@ -1,0 +1,179 @@
+"""Tiny random checkpoints of families with experts, latent attention or recurrent layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support.tiny import BOS_ID, EOS_ID, write_tiny_tokenizer
+
+VOCAB_SIZE = 320
+HIDDEN = 32
+NUM_LAYERS = 3
+NUM_HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+NUM_EXPERTS, NUM_CHOSEN, EXPERT_SIZE = 6, 2, 16
+
+Json = dict[str, Any]  # Any: JSON
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+_COMMON: Json = {
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+    "num_attention_heads": NUM_HEADS,
+    "num_hidden_layers": NUM_LAYERS,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "vocab_size": VOCAB_SIZE,
+}
+
+_QWEN_EXPERTS: Json = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": EXPERT_SIZE,
+    "norm_topk_prob": True,
+    "num_experts": NUM_EXPERTS,
+    "num_experts_per_tok": NUM_CHOSEN,
+}
+
+CONFIGS: Mapping[str, Json] = {
+    "qwen3_moe": _COMMON
+    | _QWEN_EXPERTS
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "head_dim": HEAD_DIM,
+        "mlp_only_layers": [1],
+        "num_key_value_heads": KV_HEADS,
+        "rope_theta": 10000.0,
+        "use_sliding_window": False,
+    },
+    "deepseek_v3": _COMMON
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 24,
+        "moe_intermediate_size": EXPERT_SIZE,
+        "n_group": 3,
+        "n_routed_experts": NUM_EXPERTS,
+        "n_shared_experts": 2,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": NUM_CHOSEN,
+        "num_key_value_heads": NUM_HEADS,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 8.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+            "original_max_position_embeddings": 64,
+        },
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 12,
+    },
+}
+
+
+def write_tiny_family(
+    path: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Path:  # changes: fields of config.json, of any JSON type
+    """Write a checkpoint of one of `CONFIGS` to `path`, with a tokenizer; returns `path`."""
+    config = CONFIGS[family] | changes
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config, indent=1))
+    generator = torch.Generator().manual_seed(seed * 1009 + len(family))
+    tensors = {
+        name: _draw(name, shape, generator).to(dtype) for name, shape in tensor_shapes(config)
+    }
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    write_tiny_tokenizer(path, VOCAB_SIZE)
+    return path
+
+
+def tensor_shapes(config: Json) -> Shapes:
+    """Names and shapes of all tensors, as public files of the family have them."""
+    yield "model.embed_tokens.weight", (VOCAB_SIZE, HIDDEN)
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (VOCAB_SIZE, HIDDEN)
+    for index in range(NUM_LAYERS + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{index}"
+        yield f"{prefix}.input_layernorm.weight", (HIDDEN,)
+        yield f"{prefix}.post_attention_layernorm.weight", (HIDDEN,)
+        mixer = _latent if "kv_lora_rank" in config else _heads
+        yield from mixer(f"{prefix}.self_attn", config)
+        yield from _mlp(f"{prefix}.mlp", index, config)
+
+
+def _heads(prefix: str, config: Json) -> Shapes:
+    for name, size in (("q", NUM_HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        yield f"{prefix}.{name}_proj.weight", (size * HEAD_DIM, HIDDEN)
+    yield f"{prefix}.o_proj.weight", (HIDDEN, NUM_HEADS * HEAD_DIM)
+    yield f"{prefix}.q_norm.weight", (HEAD_DIM,)
+    yield f"{prefix}.k_norm.weight", (HEAD_DIM,)
+
+
+def _latent(prefix: str, config: Json) -> Shapes:
+    nope, rope, value = (
+        config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    kv_rank, query_rank = config["kv_lora_rank"], config["q_lora_rank"]
+    query_size = NUM_HEADS * (nope + rope)
+    if query_rank is None:
+        yield f"{prefix}.q_proj.weight", (query_size, HIDDEN)
+    else:
+        yield f"{prefix}.q_a_proj.weight", (query_rank, HIDDEN)
+        yield f"{prefix}.q_a_layernorm.weight", (query_rank,)
+        yield f"{prefix}.q_b_proj.weight", (query_size, query_rank)
+    yield f"{prefix}.kv_a_proj_with_mqa.weight", (kv_rank + rope, HIDDEN)
+    yield f"{prefix}.kv_a_layernorm.weight", (kv_rank,)
+    yield f"{prefix}.kv_b_proj.weight", (NUM_HEADS * (nope + value), kv_rank)
+    yield f"{prefix}.o_proj.weight", (HIDDEN, NUM_HEADS * value)
+
+
+def _mlp(prefix: str, index: int, config: Json) -> Shapes:
+    is_dense = index in config.get("mlp_only_layers", [])
+    is_dense |= index < config.get("first_k_dense_replace", 0)
+    if is_dense or "moe_intermediate_size" not in config:
+        yield from _gated(prefix, config["intermediate_size"])
+        return
+    yield f"{prefix}.gate.weight", (NUM_EXPERTS, HIDDEN)
+    if "scoring_func" in config:
+        yield f"{prefix}.gate.e_score_correction_bias", (NUM_EXPERTS,)
+        yield from _gated(f"{prefix}.shared_experts", EXPERT_SIZE * config["n_shared_experts"])
+    if "shared_expert_intermediate_size" in config:
+        yield from _gated(f"{prefix}.shared_expert", config["shared_expert_intermediate_size"])
+        yield f"{prefix}.shared_expert_gate.weight", (1, HIDDEN)
+    for expert in range(NUM_EXPERTS):
+        yield from _gated(f"{prefix}.experts.{expert}", EXPERT_SIZE)
+
+
+def _gated(prefix: str, size: int) -> Shapes:
+    yield f"{prefix}.gate_proj.weight", (size, HIDDEN)
+    yield f"{prefix}.up_proj.weight", (size, HIDDEN)
+    yield f"{prefix}.down_proj.weight", (HIDDEN, size)
+
+
+def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Values that give logits of a standard deviation near 2 and biases that matter."""
+    values = torch.randn(shape, generator=generator)
+    if len(shape) == 1:
+        return values * 0.25 + (1.0 if name.endswith("norm.weight") else 0.0)
+    gain = 0.3 * shape[-1] ** 0.5 if "embed" in name else 1.7
+    return values * gain / shape[-1] ** 0.5
