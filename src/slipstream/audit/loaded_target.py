@@ -10,6 +10,7 @@ import torch
 from slipstream.audit.paged_sequence import PagedSequence
 from slipstream.execution.runner import Runner
 from slipstream.kv.cache import KvCache
+from slipstream.kv.states import StatePool
 from slipstream.models.load import load_model
 from slipstream.weights.open import open_checkpoint
 
@@ -32,8 +33,16 @@ class LoadedTarget:
         checkpoint.finish()
         shape = model.hparams
         self.model = model
-        self.kv = KvCache(3 * -(-max_len // _PAGE_SIZE), _PAGE_SIZE, prefix_cache=False)
+        num_states = 3 if shape.state_shape is not None else 0
+        self.kv = KvCache(
+            3 * -(-max_len // _PAGE_SIZE),
+            _PAGE_SIZE,
+            prefix_cache=False,
+            states=StatePool(num_states, max_len, max_len) if num_states else None,
+        )
         storage = shape.kv_shape.storage(self.kv.num_slots, torch.float32)
+        if shape.state_shape is not None:
+            storage.states = shape.state_shape.storage(num_states, max_len)
         self.runner = Runner(model, storage)
         self.num_layers = shape.num_layers
         self._names = count()

@@ -38,17 +38,24 @@ class PagedSequence:
         self, tokens: Sequence[int], tap_layer_ids: tuple[int, ...] = ()
     ) -> ForwardOutput:  # logits [len(tokens), vocab], taps [len(tokens), hidden]
         """Compute `tokens` in one pass behind what is there."""
-        output = self.compute(tokens, range(-1, len(tokens) - 1), tap_layer_ids)
+        chain = range(-1, len(tokens) - 1)
+        output = self.compute(tokens, chain, tap_layer_ids, num_known=len(tokens))
         self.keep(range(len(tokens)))
         return output
 
     def compute(
-        self, tokens: Sequence[int], parents: Sequence[int], tap_layer_ids: tuple[int, ...] = ()
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        tap_layer_ids: tuple[int, ...] = (),
+        *,
+        num_known: int = 0,
     ) -> ForwardOutput:
-        """Compute a chain or a tree behind what is there; nothing of it stays without `keep`.
+        """Compute a chain or a tree behind what is there; `keep` must say what of it stays.
 
         Args:
             parents: Index of each token's parent among `tokens`; -1 stands behind what is there.
+            num_known: Leading tokens that will be kept.
         """
         start, count = self._lease.num_tokens, len(tokens)
         self._lease.reserve(count)
@@ -68,6 +75,7 @@ class PagedSequence:
                 )
                 for row, path in enumerate(paths)
             )
+        span = self._lease.span(0, num_known, count - num_known)
         return self._runner.forward(
             ForwardBatch(
                 tokens=np.array(tokens, dtype=np.int64),
@@ -76,6 +84,7 @@ class PagedSequence:
                 branches=branches,
                 logit_rows=rows,
                 tap_layer_ids=tap_layer_ids,
+                spans=() if span is None else (span,),
             )
         )
 

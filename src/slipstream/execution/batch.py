@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.kv.states import StateSpan
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
@@ -43,6 +45,7 @@ class ForwardBatch:
         branches: How rows attend. Every row is in exactly one branch.
         logit_rows: [rows] int64 rows whose logits are wanted.
         tap_layer_ids: Layers whose output is wanted for every row (-1 = embedding output).
+        spans: Rows of each sequence, where the model has recurrent layers.
     """
 
     tokens: IntArray
@@ -51,6 +54,7 @@ class ForwardBatch:
     branches: tuple[Branch, ...]
     logit_rows: IntArray
     tap_layer_ids: tuple[int, ...] = ()
+    spans: tuple[StateSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

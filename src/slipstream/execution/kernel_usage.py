@@ -24,7 +24,7 @@ class KernelUsage:
             for kernel in linear.kernels
         )
         self._of_head = Counter(model.head.kernels)
-        self._num_layers = len(model.layers)
+        self._num_layers = model.hparams.kv_shape.num_layers
         self._num_passes = self._num_cuts = self._num_head_cuts = 0
 
     def passed(self, inputs: DecoderInput) -> None:
@@ -43,7 +43,7 @@ class KernelUsage:
         }
 
     def attention_calls(self) -> Mapping[str, int]:
-        """Kernel -> calls of attention so far, one for each layer of a pass."""
+        """Kernel -> calls of attention so far, one for each layer of a pass that has it."""
         return {self._attention: self._num_passes * self._num_layers}
 
     def description(self) -> str:

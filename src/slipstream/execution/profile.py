@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.clock import Clock
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
+from slipstream.kv.states import StateSpan
 from slipstream.models.hparams import Hparams
 
 CONTEXT_LEN = 128
@@ -67,4 +68,5 @@ def _scratch_batch(num_rows: int) -> ForwardBatch:
         slots=scratch[:num_rows],
         branches=(Branch(rows, positions, scratch),),
         logit_rows=rows,
+        spans=(StateSpan(first_row=0, num_known=0, num_drafts=num_rows),),
     )

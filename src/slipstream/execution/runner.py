@@ -99,6 +99,7 @@ class Runner:
             logit_rows=_padded(batch.logit_rows, sum(logit_cuts), 0),
             logit_cuts=logit_cuts,
             tap_layer_ids=batch.tap_layer_ids,
+            spans=batch.spans,
         )
 
 

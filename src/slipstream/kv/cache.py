@@ -10,6 +10,7 @@ from slipstream.kv.integrity import check_pages
 from slipstream.kv.lease import Lease, Moves, SlotArray
 from slipstream.kv.radix import RadixPath
 from slipstream.kv.shared_pages import OutOfPages, SharedPages
+from slipstream.kv.states import OutOfStates, StatePool
 
 __all__ = ["KvCache", "KvUsage", "Lease", "Moves", "OutOfPages", "SlotArray"]
 
@@ -56,10 +57,19 @@ class KvCache:
         num_pages: Pages that can be leased, at least 1.
         page_size: Tokens per page, at least 1.
         prefix_cache: Whether requests share the pages of equal prefixes.
+        states: Of recurrent layers; a lease then holds one, and prefixes are shared up to
+            snapshots.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
-        self._shared = SharedPages(num_pages, page_size, prefix_cache=prefix_cache)
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        prefix_cache: bool = True,
+        states: StatePool | None = None,
+    ) -> None:
+        self._shared = SharedPages(num_pages, page_size, prefix_cache=prefix_cache, states=states)
         self._leases: dict[str, Lease] = {}
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
@@ -68,6 +78,11 @@ class KvCache:
     def page_size(self) -> int:
         """Tokens per page."""
         return self._shared.page_size
+
+    @property
+    def states(self) -> StatePool | None:
+        """States of recurrent layers; None where the model has none."""
+        return self._shared.states
 
     @property
     def num_pages(self) -> int:
@@ -90,25 +105,37 @@ class KvCache:
         """Open a lease that starts with the longest cached prefix of `tokens`, in whole pages.
 
         The last token is never taken from the cache, since its row must be computed to say what
-        comes next. Opening takes no new page, so it cannot run out of them.
+        comes next. Opening takes no new page, so it cannot run out of them; of a model with
+        recurrent layers it takes a state.
 
         Args:
             request_id: Name of the sequence; it must not have an open lease.
             tokens: All token ids of the sequence so far.
             salt: Tenant; only leases of the same salt share pages.
             use_prefix: False computes every row (prompt logprobs need them all).
+
+        Raises:
+            OutOfStates: The model has recurrent layers, and `can_open` is false.
         """
         if request_id in self._leases:
             raise ValueError(f"request {request_id} already has an open lease")
         prefix = RadixPath(None, [])
         if use_prefix and self._shared.prefix_cache and len(tokens) > self.page_size:
             prefix = self._shared.share(salt, tokens[:-1])
-        lease = Lease(self._shared, request_id, salt, prefix, self._forget)
+        try:
+            lease = Lease(self._shared, request_id, salt, prefix, self._forget)
+        except OutOfStates:
+            self._shared.unshare(prefix)
+            raise
         self._leases[request_id] = lease
         if use_prefix:
             self._num_queried_tokens += len(tokens)
             self._num_hit_tokens += lease.num_cached
         return lease
+
+    def can_open(self) -> bool:
+        """Whether a recurrent state is left for one more lease; always without such layers."""
+        return self.states is None or self.states.can_take()
 
     def can_reserve(self, num_tokens: int) -> bool:
         """Whether a new lease of `num_tokens` rows would fit now, evicting what may go."""

@@ -19,6 +19,8 @@ def check_pages(shared: SharedPages, leases: Iterable[Lease]) -> None:
     Raises:
         AssertionError: Names the first page, node or lease that disagrees.
     """
+    leases = list(leases)
+    _check_states(shared, leases)
     holders: Counter[int] = Counter()
     locks: Counter[RadixNode] = Counter()
     for lease in leases:
@@ -45,6 +47,26 @@ def check_pages(shared: SharedPages, leases: Iterable[Lease]) -> None:
         shared.pool.num_free == free.total() <= shared.pool.num_pages,
         f"the free list has {free.total()} entries for {shared.pool.num_pages} pages",
     )
+
+
+def _check_states(shared: SharedPages, leases: Iterable[Lease]) -> None:
+    """Every state is held by those that use it, and by nobody else."""
+    states = shared.states
+    if states is None:
+        return
+    snapshots = states.snapshots()
+    holders = Counter(snapshots.values())
+    for lease in leases:
+        _require(lease.state is not None, f"lease {lease.request_id} has no recurrent state")
+        holders.update([] if lease.state is None else lease.state.held())
+    nodes = set(shared.tree.nodes())
+    _require(set(snapshots) <= nodes, "a snapshot hangs at a node that is no longer in the tree")
+    for state in range(1, states.pool.num_pages + 1):
+        counted = states.pool.num_holders(state)
+        _require(
+            counted == holders[state],
+            f"recurrent state {state} counts {counted} holders, has {holders[state]}",
+        )
 
 
 def _check_lease(lease: Lease, page_size: int) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from slipstream.kv.radix import RadixNode, RadixPath
 from slipstream.kv.shared_pages import SharedPages
+from slipstream.kv.states import LeasedState, StateSpan
 
 SlotArray = npt.NDArray[np.int64]
 
@@ -40,6 +41,9 @@ class Lease:
     Rows 0..num_tokens-1 are committed; the `num_reserved` rows after them may be written but do
     not count yet. Row i lies in slot `slots(i, i + 1)[0]`; a slot is `page * page_size + offset`.
     A row that was published never changes.
+
+    Attributes:
+        state: Of the model's recurrent layers; None where it has none.
     """
 
     def __init__(
@@ -63,6 +67,10 @@ class Lease:
         self._num_cached = self._num_tokens = len(prefix.pages) * self._page_size
         self._num_reserved = 0
         self._is_open = True
+        states = shared.states
+        self.state = (
+            None if states is None else LeasedState(states, prefix.state, self._num_cached)
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -125,6 +133,34 @@ class Lease:
             )
         return self._slots[start:stop]
 
+    def span(
+        self, first_row: int, num_known: int, num_drafts: int = 0, *, ends_prompt: bool = False
+    ) -> StateSpan | None:
+        """The rows of the next pass for recurrent layers; None where the model has none.
+
+        Snapshots are taken every `StatePool.interval` tokens, and at the last whole page in front
+        of a prompt's last token, from where an equal prompt can go on.
+
+        Args:
+            first_row: Row of the pass that stands behind the committed ones.
+            num_known, num_drafts: Rows that will stay, and rows that may be rolled back.
+            ends_prompt: The known rows end with the prompt's last token.
+        """
+        state, states = self.state, self._shared.states
+        if state is None or states is None:
+            return None
+        boundaries: set[int] = set()
+        if self._shared.prefix_cache:
+            end = self._num_tokens + num_known
+            first = (self._num_tokens - states.max_drafts) // states.interval
+            boundaries.update(
+                step * states.interval
+                for step in range(max(first, 0), end // states.interval + 1)
+            )
+            if ends_prompt:
+                boundaries.add((end - 1) // self._page_size * self._page_size)
+        return state.span(first_row, num_known, num_drafts, sorted(boundaries))
+
     def slot_table(self) -> SlotArray:
         """[num_tokens + num_reserved] int64 slots of all rows; a view as in `slots`."""
         return self._slots[: self._num_tokens + self._num_reserved]
@@ -136,6 +172,8 @@ class Lease:
             raise ValueError(f"cannot commit {count} of {self._num_reserved} reserved rows")
         self._num_tokens += count
         self._num_reserved -= count
+        if self.state is not None:
+            self.state.commit(count)
 
     def compact(self, kept: Sequence[int]) -> Moves:
         """Copies that make the surviving reserved rows contiguous after the committed ones.
@@ -180,6 +218,11 @@ class Lease:
                 rows that `tokens` does not reach are not published.
         """
         self._require_open()
+        self._publish_pages(tokens)
+        if self.state is not None:
+            self.state.publish(self._node, self.num_published, self._page_size)
+
+    def _publish_pages(self, tokens: Sequence[int]) -> None:
         first = self._num_published
         stop = min(len(tokens), self._num_tokens) // self._page_size
         if not self._shared.prefix_cache or stop <= first:
@@ -205,7 +248,9 @@ class Lease:
         self._require_open()
         if tokens is not None:
             self.publish(tokens)
-        self._shared.unshare(self._node, self._pages)
+        self._shared.unshare(RadixPath(self._node, self._pages))
+        if self.state is not None:
+            self.state.close()
         self._is_open = False
         self._node = None
         self._pages = []

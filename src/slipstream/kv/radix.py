@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,10 +42,12 @@ class RadixPath:
     Attributes:
         node: The deepest node, or None where nothing matched.
         pages: Page of each node, in token order.
+        state: Snapshot of the recurrent layers' state at that node; 0 is the empty state.
     """
 
     node: RadixNode | None
     pages: list[int]
+    state: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,14 @@ class RadixTree:
 
     Args:
         page_size: Tokens per page.
+        on_evict: Is told of each node that leaves the tree.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(
+        self, page_size: int, on_evict: Callable[[RadixNode], None] | None = None
+    ) -> None:
         self.page_size = page_size
+        self._on_evict = on_evict
         self._roots: dict[str, RadixNode] = {}
         self._leaves: list[tuple[int, RadixNode]] = []
         self._num_pages = 0
@@ -208,6 +214,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None  # roots hold no page and are never offered
         del parent.children[node.key]
+        if self._on_evict is not None:
+            self._on_evict(node)
         node.page = _NO_PAGE
         self._num_pages -= 1
         if parent.parent is not None:

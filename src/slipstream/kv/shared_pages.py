@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from slipstream.errors import CapacityError
 from slipstream.kv.pages import PagePool
 from slipstream.kv.radix import RadixNode, RadixPath, RadixTree
+from slipstream.kv.states import StatePool
 
 
 class OutOfPages(CapacityError):
     """More pages are needed than are free or could be evicted."""
+
+
+def _depth(node: RadixNode | None) -> int:
+    """Pages from the root's child down to `node`."""
+    depth = 0
+    while node is not None and node.parent is not None:
+        depth, node = depth + 1, node.parent
+    return depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +47,23 @@ class SharedPages:
         num_pages: Pages that can be leased.
         page_size: Tokens per page.
         prefix_cache: Whether pages are ever shared; if not, the tree stays empty.
+        states: Of recurrent layers; None where the model has none.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        prefix_cache: bool,
+        states: StatePool | None = None,
+    ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size)
+        self.states = states
+        self.tree = RadixTree(page_size, None if states is None else states.forget)
         self.prefix_cache = prefix_cache
         self.num_evicted = 0
 
@@ -83,8 +101,15 @@ class SharedPages:
         return len(evicted)
 
     def share(self, salt: str, tokens: Sequence[int]) -> RadixPath:
-        """Take the longest cached prefix of `tokens`: its pages are held, its path is locked."""
+        """Take the longest cached prefix of `tokens`: its pages are held, its path is locked.
+
+        With recurrent layers it ends where there is a snapshot of their state, which is held too.
+        """
         path = self.tree.match(salt, tokens)
+        if self.states is not None:
+            node, state = self.states.find(path.node)
+            self.states.hold(state)
+            path = RadixPath(node, path.pages[: _depth(node)], state)
         if path.node is not None:
             self.tree.lock(path.node)
             self.pool.retain(path.pages)
@@ -112,8 +137,10 @@ class SharedPages:
             self.pool.release(page for page in pages if page not in adopted)
         return Published(inserted.node, inserted.pages)
 
-    def unshare(self, node: RadixNode | None, pages: Sequence[int]) -> None:
+    def unshare(self, path: RadixPath) -> None:
         """Give back a lease's pages and the lock of its path; they become the latest used."""
-        if node is not None:
-            self.tree.unlock(node)
-        self.pool.release(pages)
+        if path.node is not None:
+            self.tree.unlock(path.node)
+        self.pool.release(path.pages)
+        if self.states is not None:
+            self.states.release(path.state)

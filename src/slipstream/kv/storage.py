@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.memory import zeros_on_huge_pages
+from slipstream.kv.state_storage import StateStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class KvStorage:
         keys, values: By layer, [slots, kv_heads, head_dim]; views of one block, a slot's keys and
             values side by side.
         key_scales, value_scales: By layer, [slots, kv_heads] float32; empty unless in int8.
+        states: Of the model's recurrent layers, where it has such; whoever builds sets it.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class KvStorage:
         self.key_scales: tuple[Tensor, ...] = ()
         self.value_scales: tuple[Tensor, ...] = ()
         self._copied = [self._rows]
+        self.states: StateStorage | None = None
         if dtype == torch.int8:
             scale_shape = (num_kinds * num_layers, num_slots, kv_heads)
             scales = _zeros(scale_shape, dtype=torch.float32, device=self.device)

@@ -21,6 +21,7 @@ from slipstream.attention.backend import (
 from slipstream.attention.native import NativeAttention
 from slipstream.attention.reference import TorchAttention
 from slipstream.kernels.library import KernelLibrary
+from slipstream.kv.states import StateSpan
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.block import DecoderLayer, LayerContext
@@ -46,6 +47,7 @@ class DecoderInput:
         logit_cuts: Row counts, each admitted, of the product with the vocabulary; their sum is
             `len(logit_rows)`.
         tap_layer_ids: Layers whose output is wanted (-1 = embedding output).
+        spans: Rows of each sequence, for recurrent layers.
     """
 
     tokens: IntArray
@@ -58,6 +60,7 @@ class DecoderInput:
     logit_rows: IntArray
     logit_cuts: Sequence[int]
     tap_layer_ids: Sequence[int] = ()
+    spans: Sequence[StateSpan] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class Decoder:
                 for params, table in self._tables.items()
             },
             storage=storage,
+            spans=inputs.spans,
         )
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, context)

@@ -39,11 +39,13 @@ def read_decoder(
     *,
     ties_embeddings: bool = False,
     activation_field: str = "hidden_act",
+    intermediate_size: int | None = None,
 ) -> Hparams:
     """The fields that every family has; a family changes the rest with `dataclasses.replace`.
 
     Args:
         ties_embeddings: The family's default where config.json does not say.
+        intermediate_size: The same, of the dense MLP; None refuses to guess.
     """
     hidden_size = config.count("hidden_size")
     num_heads = config.count("num_attention_heads")
@@ -60,12 +62,11 @@ def read_decoder(
             f"config.json has {activation_field} = {activation!r}; supported are "
             f"{', '.join(sorted(_ACTIVATIONS))}"
         )
-    config.require("partial_rotary_factor", 1.0)
     return Hparams(
         family=family,
         vocab_size=config.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=config.count("intermediate_size"),
+        intermediate_size=config.count("intermediate_size", intermediate_size),
         num_heads=num_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -78,12 +79,40 @@ def read_decoder(
     )
 
 
-def read_rotary(config: ConfigReader, default_theta: float = 10000.0) -> RotaryParams:
-    """Rotary parameters: `rope_parameters`, or `rope_theta` with an optional `rope_scaling`."""
+def read_partial_rotary(config: ConfigReader, head_dim: int, default: float) -> int | None:
+    """Leading values of a head that are rotated; None = all."""
+    factor = config.positive("partial_rotary_factor", default)
+    section = config.section("rope_parameters")
+    if section is not None:
+        factor = section.positive("partial_rotary_factor", factor)
+    rotated = int(head_dim * factor)
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise WeightsError(
+            f"config.json has partial_rotary_factor = {factor} of head_dim = {head_dim}; it must "
+            "leave an even number of rotated values"
+        )
+    return None if rotated == head_dim else rotated
+
+
+def read_rotary(
+    config: ConfigReader, default_theta: float = 10000.0, *, allows_partial: bool = False
+) -> RotaryParams:
+    """Rotary parameters: `rope_parameters`, or `rope_theta` with an optional `rope_scaling`.
+
+    Args:
+        allows_partial: The family reads `partial_rotary_factor` by itself.
+    """
+    if not allows_partial:
+        config.require("partial_rotary_factor", 1.0)
     theta = config.positive("rope_theta", default_theta)
     for name in ("rope_parameters", "rope_scaling"):
         section = config.section(name)
         if section is not None:
+            if allows_partial:
+                for field in ("partial_rotary_factor", "mrope_section", "mrope_interleaved"):
+                    section.ignore(field)  # for text all axes of positions are one
+            else:
+                section.require("partial_rotary_factor", 1.0)
             return read_rotary_section(section, name, theta, config)
     return RotaryParams(theta)
 
@@ -93,7 +122,6 @@ def read_rotary_section(
 ) -> RotaryParams:
     """One object with `rope_type` and its numbers; unsupported types are refused by name."""
     theta = section.positive("rope_theta", theta)
-    section.require("partial_rotary_factor", 1.0)
     kind = section.text("rope_type", section.text("type", "default"))
     if kind == "default":
         params = RotaryParams(theta)

@@ -17,6 +17,7 @@ from slipstream.models.hparams import Hparams, LayerParams, RotaryParams
 
 def read_gemma3(config: ConfigReader) -> Hparams:
     """Read the config.json of a Gemma 3 text model."""
+    config.require("partial_rotary_factor", 1.0)
     config.require("attn_logit_softcapping", None)
     config.require("final_logit_softcapping", None)
     config.require("use_bidirectional_attention", False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from slipstream.kv.state_storage import StateShape
 from slipstream.kv.storage import KvShape
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -88,17 +89,53 @@ class LatentParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaParams:
+    """A Gated DeltaNet layer.
+
+    Attributes:
+        key_heads, value_heads: The latter a multiple; neighbouring value heads share a key head.
+        key_dim, value_dim: Of one head.
+        kernel_len: Rows that the short convolution sees, the present one included.
+        is_interleaved: Its inputs are stored by key head, as Qwen3-Next has them.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_len: int
+    is_interleaved: bool
+
+    @property
+    def value_size(self) -> int:
+        """Width of all value heads together."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: queries, keys, values."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    @property
+    def tail_len(self) -> int:
+        """Past rows that the convolution needs."""
+        return self.kernel_len - 1
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParams:
     """What may differ between the layers of one model.
 
     Attributes:
         window: A key is visible when query position - key position < window; None = all.
         moe: Experts in place of the dense MLP.
+        delta: A recurrent layer in place of attention.
     """
 
     window: int | None
     rotary: RotaryParams
     moe: MoeParams | None = None
+    delta: DeltaParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +154,8 @@ class Hparams:
         num_mtp_layers: Layers behind the last in the same file, which are no part of the decoder.
         latent: Attention over latent vectors; `kv_heads` and `head_dim` are then those of what the
             cache keeps: one head of `kv_rank + rope_dim`.
+        partial_rotary_dim: Leading values of a head that are rotated; None = all.
+        has_output_gate: Each query head comes with a gate on what attention gives.
     """
 
     family: str
@@ -142,6 +181,8 @@ class Hparams:
     weights_prefix: str = "model"
     num_mtp_layers: int = 0
     latent: LatentParams | None = None
+    partial_rotary_dim: int | None = None
+    has_output_gate: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -150,19 +191,37 @@ class Hparams:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every layer is attention over heads and a dense MLP."""
-        return self.latent is None and all(layer.moe is None for layer in self.layers)
+        """Whether every layer is attention over whole, ungated heads and a dense MLP."""
+        is_special = self.latent or self.partial_rotary_dim or self.has_output_gate
+        return not is_special and not any(layer.moe or layer.delta for layer in self.layers)
 
     @property
     def rotary_dim(self) -> int:
         """Leading values of a head that are rotated."""
-        return self.head_dim if self.latent is None else self.latent.rope_dim
+        if self.latent is not None:
+            return self.latent.rope_dim
+        return self.partial_rotary_dim or self.head_dim
 
     @property
     def kv_shape(self) -> KvShape:
         """What the cache keeps."""
-        return KvShape(
-            self.num_layers, self.kv_heads, self.head_dim, has_values=self.latent is None
+        num_layers = sum(layer.delta is None for layer in self.layers)
+        return KvShape(num_layers, self.kv_heads, self.head_dim, has_values=self.latent is None)
+
+    @property
+    def state_shape(self) -> StateShape | None:
+        """What the recurrent layers, which are all alike, remember; None where there are none."""
+        recurrent = [layer.delta for layer in self.layers if layer.delta is not None]
+        if not recurrent:
+            return None
+        delta = recurrent[0]
+        return StateShape(
+            num_layers=len(recurrent),
+            num_heads=delta.value_heads,
+            value_dim=delta.value_dim,
+            key_dim=delta.key_dim,
+            num_channels=delta.num_channels,
+            tail_len=delta.tail_len,
         )
 
     @property

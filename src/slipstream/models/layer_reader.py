@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slipstream.kernels.matrix import StoredWeight
+from slipstream.models.delta_reader import read_delta_net
 from slipstream.models.hparams import Hparams, LatentParams, MoeParams
 from slipstream.models.layers.activation import gated_activation
 from slipstream.models.layers.attention import Attention
@@ -53,6 +54,9 @@ class LayerReader:
     def _mixer(self, index: int, prefix: str) -> Part:
         if self._hparams.latent is not None:
             return self._latent(index, f"{prefix}.self_attn", self._hparams.latent)
+        delta = self._hparams.layers[index].delta
+        if delta is not None:
+            return read_delta_net(self._reader, self._hparams, index, f"{prefix}.linear_attn")
         return self._attention(index, f"{prefix}.self_attn")
 
     def _latent(self, index: int, prefix: str, latent: LatentParams) -> LatentAttention:
@@ -89,10 +93,11 @@ class LayerReader:
 
     def _attention(self, index: int, prefix: str) -> Part:
         hparams, params = self._hparams, self._hparams.layers[index]
-        sizes = {"q_proj": hparams.q_size, "k_proj": hparams.kv_size, "v_proj": hparams.kv_size}
+        q_rows = 2 * hparams.q_size if hparams.has_output_gate else hparams.q_size
+        sizes = {"q_proj": q_rows, "k_proj": hparams.kv_size, "v_proj": hparams.kv_size}
         has_norms = hparams.has_qk_norm
         return Attention(
-            cache_layer=index,
+            cache_layer=sum(layer.delta is None for layer in hparams.layers[:index]),
             num_heads=hparams.num_heads,
             kv_heads=hparams.kv_heads,
             head_dim=hparams.head_dim,
@@ -110,6 +115,7 @@ class LayerReader:
             k_norm=self.norm(f"{prefix}.k_norm", hparams.head_dim) if has_norms else None,
             window=params.window,
             rotary=params.rotary,
+            has_gate=hparams.has_output_gate,
         )
 
     def _mlp(self, index: int, prefix: str) -> Part:

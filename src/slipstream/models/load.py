@@ -15,7 +15,17 @@ from slipstream.errors import ConfigError, WeightsError
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import Activations, PackedMatrix
 from slipstream.kernels.serving import head_obstacle, torch_between
-from slipstream.models import deepseek_v3, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
+from slipstream.models import (
+    deepseek_v3,
+    gemma3,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+    qwen3_next,
+)
 from slipstream.models.config_reader import ConfigReader
 from slipstream.models.decoder import Decoder, DecoderParts, Model, attention_shape
 from slipstream.models.family import Family
@@ -36,6 +46,9 @@ _FAMILIES = (
     qwen2.FAMILY,
     qwen3.FAMILY,
     qwen3_moe.FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_5.DENSE_FAMILY,
+    qwen3_5.MOE_FAMILY,
     deepseek_v3.FAMILY,
     gemma3.FAMILY,
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from slipstream.engine.loading import LoadedModel
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
+from slipstream.kv.states import StateSpan
 from slipstream.models.drafts.parts import StoredEnds
 from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.answers import Answer
@@ -58,6 +59,8 @@ class TargetReader:
         self._max_rows = max(_PASS_ROWS, max_len)
         num_slots = self._max_rows + 1  # slot 0 is scratch
         storage = hparams.kv_shape.storage(num_slots, loaded.kv_dtype("auto"))
+        if hparams.state_shape is not None:
+            storage.states = hparams.state_shape.storage(num_states=0, max_drafts=0)
         self._runner = Runner(loaded.model, storage)
 
     def read(self, answers: Sequence[Answer]) -> Iterator[Features]:
@@ -102,6 +105,10 @@ class TargetReader:
             branches=branches,
             logit_rows=logit_rows,
             tap_layer_ids=self.tap_layer_ids,
+            spans=tuple(
+                StateSpan(first_row=int(start), num_known=length, num_drafts=0)
+                for start, length in zip(starts, lengths, strict=False)
+            ),
         )
         with torch.inference_mode():
             output = self._runner.forward(batch)

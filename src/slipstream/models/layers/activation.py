@@ -37,6 +37,16 @@ def gated_activation(kind: Activation, dtype: torch.dtype) -> GatedActivation:
     return _gelu_tanh
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Of operations whose elements do not depend on their place; float32."""
+    return torch.neg(x).exp_().add_(1.0).reciprocal_()
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x), likewise; float32."""
+    return torch.div(x, torch.neg(x).exp_().add_(1.0))
+
+
 def _every_bf16() -> Tensor:
     return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 

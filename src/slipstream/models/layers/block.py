@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.attention.backend import PreparedAttention
+from slipstream.kv.states import StateSpan
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import RotaryParams
 from slipstream.models.layers.linear import Linear
@@ -28,6 +29,7 @@ class LayerContext:
         slots: [rows] int64 slot of each row's key and value.
         attention: Prepared attention by window.
         rotations: Angles of the rows.
+        spans: Rows of each sequence, for recurrent layers.
     """
 
     dtype: torch.dtype
@@ -37,6 +39,7 @@ class LayerContext:
     attention: Mapping[int | None, PreparedAttention]
     rotations: Mapping[RotaryParams, Rotation]
     storage: KvStorage
+    spans: Sequence[StateSpan] = ()
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
         """A product over all rows of the pass, by its cuts: [rows, num_in] -> [rows, num_out]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.hparams import MoeParams
-from slipstream.models.layers.activation import GatedActivation
+from slipstream.models.layers.activation import GatedActivation, sigmoid
 from slipstream.models.layers.block import LayerContext
 from slipstream.models.layers.linear import Linear
 from slipstream.models.layers.mlp import DenseMlp
@@ -73,7 +73,7 @@ class Experts:
             return mixed
         output = self.shared(normed, context).float()
         if self.params.is_shared_gated:
-            output = output * _sigmoid(logits[:, self.params.num_experts :])
+            output = output * sigmoid(logits[:, self.params.num_experts :])
         return mixed.add_(output)
 
     def linears(self) -> tuple[Linear, ...]:
@@ -104,7 +104,7 @@ def choose(logits: Tensor, bias: Tensor | None, params: MoeParams) -> Choice:
     Source of groups and bias: DeepSeek-V3 (arXiv:2412.19437), section 2.1.2, and its code.
     """
     if params.scoring == "sigmoid":
-        scores = _sigmoid(logits)
+        scores = sigmoid(logits)
     else:
         scores = logits.sub(logits.amax(-1, keepdim=True)).exp_()
         scores.div_(scores.sum(-1, keepdim=True))
@@ -129,8 +129,3 @@ def _only_best_groups(ranked: Tensor, params: MoeParams) -> Tensor:
 def _best(values: Tensor, count: int) -> Tensor:
     """Indices of the greatest values, of equals the lowest; `topk` promises no order of these."""
     return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """Of operations whose elements do not depend on their place (see `gated_activation`)."""
-    return torch.neg(x).exp_().add_(1.0).reciprocal_()

@@ -20,15 +20,18 @@ class Rotation:
     """Angles of one pass's rows, shared by all layers with the same parameters.
 
     Attributes:
-        cos: [rows, 1, head_dim] float32, both halves equal.
-        sin: [rows, 1, head_dim] float32, the first half negated.
+        cos: [rows, 1, rotated] float32, both halves equal.
+        sin: [rows, 1, rotated] float32, the first half negated.
     """
 
     cos: Tensor
     sin: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """Rotate [rows, heads, head_dim] float32; halves of a head form the pairs."""
+        """Rotate the leading values of [rows, heads, head_dim] float32; their halves are pairs."""
+        num_rotated = self.cos.shape[-1]
+        if num_rotated < x.shape[-1]:
+            return torch.cat((self.apply(x[..., :num_rotated]), x[..., num_rotated:]), -1)
         turned = torch.roll(x, x.shape[-1] // 2, -1).mul_(self.sin)
         return torch.mul(x, self.cos).add_(turned)
 
