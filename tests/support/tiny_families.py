@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,39 @@ _QWEN_EXPERTS: Json = {
     "num_experts": NUM_EXPERTS,
     "num_experts_per_tok": NUM_CHOSEN,
 }
+
+_HYBRID: Json = {
+    "full_attention_interval": 3,
+    "head_dim": HEAD_DIM,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+    "num_key_value_heads": KV_HEADS,
+}
+
+
+def _without(config: Json, *names: str) -> Json:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def _multimodal(architecture: str, model_type: str, text: Json) -> Json:
+    rope = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.25}
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "eos_token_id": EOS_ID,
+        "image_token_id": 300,
+        "text_config": text
+        | {
+            "model_type": f"{model_type}_text",
+            "rope_parameters": rope | {"mrope_section": [1, 1, 0], "mrope_interleaved": True},
+        },
+        "tie_word_embeddings": False,
+        "vision_config": {"depth": 1},
+    }
+
 
 CONFIGS: Mapping[str, Json] = {
     "qwen3_moe": _COMMON
@@ -88,6 +122,25 @@ CONFIGS: Mapping[str, Json] = {
         "topk_method": "noaux_tc",
         "v_head_dim": 12,
     },
+    "qwen3_next": _COMMON
+    | _QWEN_EXPERTS
+    | _HYBRID
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000.0,
+        "shared_expert_intermediate_size": 24,
+    },
+    "qwen3_5": _multimodal("Qwen3_5ForConditionalGeneration", "qwen3_5", _COMMON | _HYBRID),
+    "qwen3_5_moe": _multimodal(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        _without(_COMMON, "intermediate_size")
+        | _without(_QWEN_EXPERTS, "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
+        | _HYBRID
+        | {"shared_expert_intermediate_size": 24},
+    ),
 }
 
 
@@ -109,20 +162,50 @@ def write_tiny_family(
 
 def tensor_shapes(config: Json) -> Shapes:
     """Names and shapes of all tensors, as public files of the family have them."""
-    yield "model.embed_tokens.weight", (VOCAB_SIZE, HIDDEN)
-    yield "model.norm.weight", (HIDDEN,)
+    start = "model"
+    if "text_config" in config:
+        config, start = config["text_config"], "model.language_model"
+        yield "model.visual.blocks.0.norm1.weight", (8,)
+        yield "mtp.norm.weight", (HIDDEN,)
+    yield f"{start}.embed_tokens.weight", (VOCAB_SIZE, HIDDEN)
+    yield f"{start}.norm.weight", (HIDDEN,)
     yield "lm_head.weight", (VOCAB_SIZE, HIDDEN)
     for index in range(NUM_LAYERS + config.get("num_nextn_predict_layers", 0)):
-        prefix = f"model.layers.{index}"
+        prefix = f"{start}.layers.{index}"
         yield f"{prefix}.input_layernorm.weight", (HIDDEN,)
         yield f"{prefix}.post_attention_layernorm.weight", (HIDDEN,)
-        mixer = _latent if "kv_lora_rank" in config else _heads
-        yield from mixer(f"{prefix}.self_attn", config)
+        interval = config.get("full_attention_interval", 1)
+        if (index + 1) % interval:
+            yield from _delta(f"{prefix}.linear_attn", config, is_split=start != "model")
+        else:
+            mixer = _latent if "kv_lora_rank" in config else _heads
+            yield from mixer(f"{prefix}.self_attn", config)
         yield from _mlp(f"{prefix}.mlp", index, config)
 
 
+def _delta(prefix: str, config: Json, *, is_split: bool) -> Shapes:
+    heads = config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = heads * config["linear_value_head_dim"]
+    channels = 2 * keys + values
+    yield f"{prefix}.A_log", (heads,)
+    yield f"{prefix}.dt_bias", (heads,)
+    yield f"{prefix}.norm.weight", (config["linear_value_head_dim"],)
+    yield f"{prefix}.conv1d.weight", (channels, 1, config["linear_conv_kernel_dim"])
+    yield f"{prefix}.out_proj.weight", (HIDDEN, values)
+    if is_split:
+        yield f"{prefix}.in_proj_qkv.weight", (channels, HIDDEN)
+        yield f"{prefix}.in_proj_z.weight", (values, HIDDEN)
+        yield f"{prefix}.in_proj_b.weight", (heads, HIDDEN)
+        yield f"{prefix}.in_proj_a.weight", (heads, HIDDEN)
+    else:
+        yield f"{prefix}.in_proj_qkvz.weight", (channels + values, HIDDEN)
+        yield f"{prefix}.in_proj_ba.weight", (2 * heads, HIDDEN)
+
+
 def _heads(prefix: str, config: Json) -> Shapes:
-    for name, size in (("q", NUM_HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+    num_queries = NUM_HEADS * (2 if "linear_num_value_heads" in config else 1)  # and their gates
+    for name, size in (("q", num_queries), ("k", KV_HEADS), ("v", KV_HEADS)):
         yield f"{prefix}.{name}_proj.weight", (size * HEAD_DIM, HIDDEN)
     yield f"{prefix}.o_proj.weight", (HIDDEN, NUM_HEADS * HEAD_DIM)
     yield f"{prefix}.q_norm.weight", (HEAD_DIM,)
@@ -175,5 +258,4 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torc
     values = torch.randn(shape, generator=generator)
     if len(shape) == 1:
         return values * 0.25 + (1.0 if name.endswith("norm.weight") else 0.0)
-    gain = 0.3 * shape[-1] ** 0.5 if "embed" in name else 1.7
-    return values * gain / shape[-1] ** 0.5
+    return values * (0.3 if "embed" in name else 1.7 / math.sqrt(shape[-1]))

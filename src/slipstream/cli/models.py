@@ -259,6 +259,7 @@ def _entry(model: CachedModel) -> _Entry:
 
 def _facts(summary: CheckpointSummary) -> list[tuple[str, str]]:
     total = summary.num_parameters
+    unread = [f"{count} tensors: {reason}" for reason, count in summary.unserved.items()]
     mix = ", ".join(f"{name} {count / total:.1%}" for name, count in summary.stored_as.items())
     return [
         ("path", str(summary.path)),
@@ -270,6 +271,7 @@ def _facts(summary: CheckpointSummary) -> list[tuple[str, str]]:
         ("vocabulary", _number(summary.vocab_size)),
         ("output head", "tied to the embedding" if summary.is_tied else "its own"),
         ("chat template", "yes" if summary.has_template else "no"),
+        *([("not read", "; ".join(unread))] if unread else []),
     ]
 
 

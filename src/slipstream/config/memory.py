@@ -30,6 +30,24 @@ class MemoryConfig(Section):
     page_size: int = Field(
         default=16, ge=1, le=256, description="Tokens per key/value page; prefixes share pages."
     )
+    state_bytes: ByteSize | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Bytes for the states of a target's recurrent layers: one for each running request, "
+            "the others for snapshots. null gives four for each request that may run, but at most "
+            "half of what weights and workspace leave."
+        ),
+    )
+    snapshot_interval: int = Field(
+        default=256,
+        ge=1,
+        le=2**20,
+        description=(
+            "Tokens between snapshots of recurrent layers, from which a shared prefix is reused; "
+            "rounded up to whole pages."
+        ),
+    )
     kv_dtype: KvDtype = Field(
         default="auto",
         description=(

@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import PlanItem, StepPlan
 from slipstream.execution.batch import Branch, ForwardBatch, IntArray
+from slipstream.kv.states import StateSpan
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 from slipstream.speculation.verify import Candidate
 
@@ -69,6 +70,7 @@ class _Rows:
         self.branches: list[Branch] = []
         self.logit_rows: list[IntArray] = []
         self.num_logit_rows = 0
+        self.spans: list[StateSpan] = []
 
 
 def build_batch(
@@ -90,6 +92,7 @@ def build_batch(
         branches=tuple(rows.branches),
         logit_rows=_joined(rows.logit_rows),
         tap_layer_ids=tap_layer_ids,
+        spans=tuple(rows.spans),
     )
     return StepBatch(tuple(items), forward)
 
@@ -101,6 +104,11 @@ def _add(rows: _Rows, item: PlanItem, tree: DraftTree) -> StepItem:
     start, known_end = lease.num_tokens, lease.num_tokens + item.num_tokens
     slots = lease.slots(0, known_end + len(tree))
     first_row = len(rows.tokens)
+    ends_prompt = item.is_last_chunk and item.num_tokens > 1
+    span = lease.span(first_row, item.num_tokens, len(tree), ends_prompt=ends_prompt)
+    if span is not None:
+        assert tree.is_chain, "recurrent layers cannot branch"
+        rows.spans.append(span)
     rows.tokens.extend(request.tokens[start:known_end])
     rows.tokens.extend(tree.tokens)
     rows.slots.append(slots[start:])

@@ -26,6 +26,7 @@ from slipstream.engine.net_parts import net_parts
 from slipstream.engine.numerics import fingerprint
 from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
+from slipstream.engine.recurrence import Recurrence
 from slipstream.engine.scheduler import Scheduler, SchedulerLimits
 from slipstream.engine.shipped import choose_shipped
 from slipstream.engine.step import Stages
@@ -33,7 +34,7 @@ from slipstream.engine.token_logprobs import LogprobReporter
 from slipstream.execution.cores import choose_num_threads, read_cores
 from slipstream.execution.profile import profile_steps, workspace_bytes
 from slipstream.execution.runner import Runner
-from slipstream.kv.budget import MemoryPlan, plan_memory
+from slipstream.kv.budget import MemoryPlan, StateNeeds, plan_memory
 from slipstream.kv.cache import KvCache
 from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.load import AnyDraftNet
@@ -80,11 +81,21 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         for item in config.speculation.drafters
         if isinstance(item, DraftNetConfig)
     }
-    plan = _plan_memory(config, target, list(drafts.values()), list(nets.values()))
-    kv = KvCache(plan.num_pages, plan.page_size, prefix_cache=config.memory.prefix_cache)
+    has_drafters = bool(config.speculation.drafters or more_drafters)
+    recurrence = Recurrence(config, target.model.hparams, has_drafters=has_drafters)
+    plan = _plan_memory(
+        config, target, list(drafts.values()), list(nets.values()), recurrence.needs()
+    )
+    kv = KvCache(
+        plan.num_pages,
+        plan.page_size,
+        prefix_cache=config.memory.prefix_cache,
+        states=recurrence.pool(plan),
+    )
     log.info("proving that rows are exact on this machine")
     metrics = EngineMetrics(clock)
     runner = _runner(target, kv, config.memory.kv_dtype)
+    recurrence.equip(runner.storage, plan)
     _watch_kernels(metrics, "target", runner)
     sampler = Sampler(target.vocab_size, target.tokenizer.eos_token_ids)
     draft_parts = _draft_parts(config, drafts, plan, target, metrics)
@@ -104,7 +115,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     )
     stages = Stages(
         scheduler=Scheduler(limits, kv, queue),
-        proposer=Proposer(drafters, controller, clock),
+        proposer=Proposer(drafters, controller, clock, chains_only=recurrence.chains_only),
         runner=runner,
         sampler=sampler,
         verification=_verification(config),
@@ -146,6 +157,7 @@ def _plan_memory(
     target: LoadedModel,
     drafts: Sequence[LoadedModel],
     nets: Sequence[AnyDraftNet],
+    states: StateNeeds | None,
 ) -> MemoryPlan:
     memory = config.memory
     net_dtype = target.kv_dtype(memory.draft_kv_dtype)
@@ -164,6 +176,7 @@ def _plan_memory(
         page_size=memory.page_size,
         max_model_len=target.max_model_len,
         kv_bytes=memory.kv_bytes,
+        states=states,
     )
 
 
@@ -269,4 +282,5 @@ def _memory(plan: MemoryPlan) -> dict[str, int]:
         "workspace": plan.workspace_bytes,
         "kv": plan.kv_bytes,
         "draft_kv": plan.draft_kv_bytes,
+        "states": plan.state_bytes,
     }

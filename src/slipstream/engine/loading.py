@@ -99,6 +99,11 @@ def load_draft_model(
     path = target.path if config.source == "target" else _draft_path(config, target_config)
     model, tokenizer = _load(path, dtype, config.activations)
     require_same_vocabulary(target.tokenizer, tokenizer)
+    if model.hparams.state_shape is not None:
+        raise ConfigError(
+            f"drafter {config.name} has recurrent layers, whose states draft models do not keep",
+            hint="use a draft model whose every layer has attention",
+        )
     if model.hparams.vocab_size < target.vocab_size:
         raise VocabularyMismatchError(
             f"drafter {config.name} has logits for {model.hparams.vocab_size} tokens, the target "

@@ -119,7 +119,7 @@ class Scheduler:
     def _admit(self, step: _Step, now_s: float) -> None:
         while step.rows_left and len(self.running) < self._limits.max_num_requests:
             request = self._queue.best(now_s)
-            if request is None or not self._has_room(request):
+            if request is None or not self._has_room(request) or not self._kv.can_open():
                 return
             needs_all_rows = request.params.prompt_logprobs and request.index == 0
             request.lease = self._kv.open(

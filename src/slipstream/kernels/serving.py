@@ -64,9 +64,7 @@ def foresee_serving(
             kernels = f"native ({isa})"
             if special_parts:
                 kernels = f"native products ({isa}); {torch_between(special_parts)}"
-            return Serving(
-                kernels, held, widened, chosen if held or not is_int8 else None
-            )
+            return Serving(kernels, held, widened, chosen if held or not is_int8 else None)
     fallback = None if is_int8 else "float32" if dtype == "float32" else "bfloat16"
     return Serving(f"torch, several times slower: {reason}", (), blocks, fallback)
 

@@ -8,6 +8,7 @@ from slipstream.errors import CapacityError
 
 _GIB = 2**30
 _MIB = 2**20
+_STATES_PER_REQUEST = 4  # its own, and snapshots of a few texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class MemoryPlan:
         budget_bytes: What everything together may use.
         weight_bytes, draft_weight_bytes, workspace_bytes: Shares that are not pages.
         kv_bytes, draft_kv_bytes: Memory of the caches, one scratch page each included.
+        num_states: Recurrent states that can be leased or hold snapshots; 0 = there are none.
+        state_bytes: Memory of these and of the empty state.
     """
 
     num_pages: int
@@ -32,6 +35,8 @@ class MemoryPlan:
     workspace_bytes: int
     kv_bytes: int
     draft_kv_bytes: int
+    num_states: int = 0
+    state_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -42,12 +47,48 @@ class MemoryPlan:
             + self.workspace_bytes
             + self.kv_bytes
             + self.draft_kv_bytes
+            + self.state_bytes
         )
 
     @property
     def num_tokens(self) -> int:
         """Tokens that fit into the target's cache."""
         return self.num_pages * self.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class StateNeeds:
+    """What a model with recurrent layers asks of the budget.
+
+    Attributes:
+        bytes_each: Of one state.
+        max_requests: Requests that may run at once; each needs a state.
+        total_bytes: For all states; None = four for each request, at most half of the caches'
+            share.
+    """
+
+    bytes_each: int
+    max_requests: int
+    total_bytes: int | None
+
+    def num_states(self, cache_bytes: int) -> int:
+        """States besides the empty one.
+
+        Args:
+            cache_bytes: What weights and workspace leave.
+        Raises:
+            CapacityError: Not one request could run.
+        """
+        given = self.total_bytes
+        num_bytes = max(cache_bytes, 0) // 2 if given is None else given
+        count = num_bytes // self.bytes_each - 1
+        if count < 1:
+            raise CapacityError(
+                f"a request needs a recurrent state of {_human(self.bytes_each)}, and the empty "
+                f"state as much, but {_human(num_bytes)} are for states",
+                hint="raise memory.state_bytes, memory.kv_bytes or memory.utilization",
+            )
+        return count if given is not None else min(count, _STATES_PER_REQUEST * self.max_requests)
 
 
 def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class would only rename them)
@@ -62,6 +103,7 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
     page_size: int,
     max_model_len: int,
     kv_bytes: int | None = None,
+    states: StateNeeds | None = None,
 ) -> MemoryPlan:
     """Split the budget: what weights and workspace leave becomes pages.
 
@@ -77,6 +119,8 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
         page_size: Tokens per page.
         max_model_len: Longest sequence that must fit.
         kv_bytes: Memory of both caches together; overrides `utilization`.
+        states: Of recurrent layers, taken from what weights and workspace leave (and so from
+            `kv_bytes`, unless they have bytes of their own).
 
     Raises:
         CapacityError: Not one request of `max_model_len` tokens fits, or `kv_bytes` is more than
@@ -89,13 +133,20 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
     else:
         budget_bytes = fixed_bytes + kv_bytes
         cache_bytes = kv_bytes
+    num_states = 0 if states is None else states.num_states(cache_bytes)
+    state_bytes = 0 if states is None else (num_states + 1) * states.bytes_each
+    if kv_bytes is not None and states is not None and states.total_bytes is not None:
+        budget_bytes += state_bytes
+    else:
+        cache_bytes -= state_bytes
     page_bytes = page_size * (kv_bytes_per_token + draft_kv_bytes_per_token)
     num_pages = cache_bytes // page_bytes - 1  # one page of each cache is scratch
     num_needed = -(-max_model_len // page_size)
+    named_states = f"states {_human(state_bytes)}, " if states is not None else ""
     shares = (
         f"of {_human(total_bytes)} memory, {_human(budget_bytes)} may be used: weights "
         f"{_human(weight_bytes)}, draft weights {_human(draft_weight_bytes)}, workspace "
-        f"{_human(workspace_bytes)}, KV cache {_human(max(cache_bytes, 0))} "
+        f"{_human(workspace_bytes)}, {named_states}KV cache {_human(max(cache_bytes, 0))} "
         f"({max(num_pages, 0)} pages of {page_size} tokens, {_human(page_bytes)} each)"
     )
     if budget_bytes > total_bytes:
@@ -121,6 +172,8 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
         workspace_bytes=workspace_bytes,
         kv_bytes=(num_pages + 1) * page_size * kv_bytes_per_token,
         draft_kv_bytes=(num_pages + 1) * page_size * draft_kv_bytes_per_token,
+        num_states=num_states,
+        state_bytes=state_bytes,
     )
 
 

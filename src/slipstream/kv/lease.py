@@ -68,9 +68,7 @@ class Lease:
         self._num_reserved = 0
         self._is_open = True
         states = shared.states
-        self.state = (
-            None if states is None else LeasedState(states, prefix.state, self._num_cached)
-        )
+        self.state = None if states is None else LeasedState(states, prefix.state, self._num_cached)
 
     @property
     def num_tokens(self) -> int:
@@ -154,8 +152,7 @@ class Lease:
             end = self._num_tokens + num_known
             first = (self._num_tokens - states.max_drafts) // states.interval
             boundaries.update(
-                step * states.interval
-                for step in range(max(first, 0), end // states.interval + 1)
+                step * states.interval for step in range(max(first, 0), end // states.interval + 1)
             )
             if ends_prompt:
                 boundaries.add((end - 1) // self._page_size * self._page_size)

@@ -77,9 +77,7 @@ class RadixTree:
         on_evict: Is told of each node that leaves the tree.
     """
 
-    def __init__(
-        self, page_size: int, on_evict: Callable[[RadixNode], None] | None = None
-    ) -> None:
+    def __init__(self, page_size: int, on_evict: Callable[[RadixNode], None] | None = None) -> None:
         self.page_size = page_size
         self._on_evict = on_evict
         self._roots: dict[str, RadixNode] = {}

@@ -1,7 +1,7 @@
 """States of recurrent layers: one for each lease, and snapshots at nodes of the prefix tree.
 
 Keys and values lie by token, so a token can be forgotten; a recurrent state is the sum of all
-tokens before it and cannot be cut back. See docs/decisions/0007-one-state-and-replay.md.
+tokens before it and cannot be cut back. See docs/decisions/0008-one-state-and-replay.md.
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ class LeasedState:
         self._num_kept = 0
         self._num_known: int | None = None  # of a pass that is not committed
         self.pending: list[tuple[int, int]] = []
+        self._is_decoding = False
+        self._passing: RadixNode | None = None  # where the last snapshot of the output hangs
 
     def held(self) -> list[int]:
         """Every state that this lease holds."""
@@ -175,6 +177,7 @@ class LeasedState:
         assert self._num_known is None, "a pass was not committed"
         assert num_drafts <= self._states.max_drafts, f"{num_drafts} draft rows, and no trees"
         end = self._position + self._num_kept + num_known
+        self._is_decoding = num_known == 1
         snapshots: list[tuple[int, int]] = []
         for boundary in boundaries:
             if self._position < boundary <= end and self._states.can_take():
@@ -206,6 +209,9 @@ class LeasedState:
     def publish(self, node: RadixNode | None, num_tokens: int, page_size: int) -> None:
         """Hand snapshots over to the tree.
 
+        Of an output only the newest snapshot is left there: whoever goes on with this text wants
+        that one, and prompts need the room.
+
         Args:
             node: Deepest node of the lease's path, behind `num_tokens` tokens.
         """
@@ -220,6 +226,10 @@ class LeasedState:
                 above = above.parent
             assert above is not None, "a published token lies below a node"
             self._states.attach(above, state)
+            if self._is_decoding:
+                if self._passing is not None and self._passing is not above:
+                    self._states.forget(self._passing)
+                self._passing = above
         self.pending = kept
 
     def close(self) -> None:

@@ -10,11 +10,15 @@ from slipstream.models.config_reader import ConfigReader
 from slipstream.models.family import Family, read_decoder, read_rotary, yarn_scale
 from slipstream.models.hparams import Hparams, LatentParams, LayerParams, MoeParams
 
+_NO_PART_OF_A_PASS = (  # of training, of a head behind the last layer, or derived
+    "ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers", "qk_head_dim",
+)  # fmt: skip
+
 
 def read_deepseek_v3(config: ConfigReader) -> Hparams:
     """Read a DeepSeek-V3 config.json."""
     config.require("attention_bias", False)
-    for name in ("ep_size", "seq_aux", "aux_loss_alpha", "qk_head_dim"):  # of training, or derived
+    for name in _NO_PART_OF_A_PASS:
         config.ignore(name)
     latent = LatentParams(
         query_rank=config.count("q_lora_rank") if config.has("q_lora_rank") else None,
@@ -37,7 +41,6 @@ def read_deepseek_v3(config: ConfigReader) -> Hparams:
         head_dim=latent.kv_rank + latent.rope_dim,
         attention_scale=_attention_scale(config, latent),
         latent=latent,
-        num_mtp_layers=config.integer("num_nextn_predict_layers", 0),
     )
 
 

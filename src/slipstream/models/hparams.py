@@ -151,7 +151,6 @@ class Hparams:
         has_sandwich_norms: A second norm follows attention and MLP.
         embedding_scale: Factor on the token embeddings, rounded to the model's dtype.
         weights_prefix: What the names of the decoder's tensors begin with.
-        num_mtp_layers: Layers behind the last in the same file, which are no part of the decoder.
         latent: Attention over latent vectors; `kv_heads` and `head_dim` are then those of what the
             cache keeps: one head of `kv_rank + rope_dim`.
         partial_rotary_dim: Leading values of a head that are rotated; None = all.
@@ -179,7 +178,6 @@ class Hparams:
     has_sandwich_norms: bool = False
     embedding_scale: float | None = None
     weights_prefix: str = "model"
-    num_mtp_layers: int = 0
     latent: LatentParams | None = None
     partial_rotary_dim: int | None = None
     has_output_gate: bool = False

@@ -36,7 +36,7 @@ from slipstream.models.layers.linear import NativeLinear
 from slipstream.models.native_decoder import NativeDecoder
 from slipstream.models.weight_reader import Products, WeightReader
 from slipstream.weights.checkpoint import Checkpoint
-from slipstream.weights.parts import special_parts
+from slipstream.weights.parts import special_parts, unserved_reason
 
 log = logging.getLogger("slipstream.models")
 
@@ -94,7 +94,7 @@ def load_model(
     is_tied = hparams.has_tied_embeddings or stored_head is None
     head = reader.linear_of([table if is_tied or stored_head is None else stored_head])
     final_norm = layer_reader.norm(f"{hparams.weights_prefix}.norm", hparams.hidden_size)
-    _skip_what_is_not_served(checkpoint, hparams)
+    _skip_what_is_not_served(checkpoint)
     checkpoint.finish()
     reader.warn_of_widened()
     if activations == "int8" and not reader.num_in_blocks:
@@ -115,21 +115,13 @@ def load_model(
     return Decoder(hparams, dtype, parts, reader.proofs(), reader.kernels)
 
 
-def _skip_what_is_not_served(checkpoint: Checkpoint, hparams: Hparams) -> None:
+def _skip_what_is_not_served(checkpoint: Checkpoint) -> None:
     """Leave other parts of a public file unread, and say so."""
-    last = hparams.num_layers + hparams.num_mtp_layers
-    mtp_layers = range(hparams.num_layers, last)
-    heads = ["mtp.", *(f"{hparams.weights_prefix}.layers.{index}." for index in mtp_layers)]
     counts: Counter[str] = Counter()
     for name in checkpoint.names():
-        if name.startswith("model.visual."):
-            reason = "the vision tower: only text is served"
-        elif name.startswith(tuple(heads)):
-            reason = "a multi-token-prediction head: no part of the target itself"
-        else:
-            continue
-        checkpoint.skip(name, reason)
-        counts[reason] += 1
+        if (reason := unserved_reason(name, checkpoint.config)) is not None:
+            checkpoint.skip(name, reason)
+            counts[reason] += 1
     for reason, count in counts.items():
         log.info("%d tensors are not read: %s", count, reason)
 

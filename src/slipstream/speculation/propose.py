@@ -46,13 +46,20 @@ class Proposer:
         drafters: In order of preference; already guarded against faults.
         controller: Decides which nodes are worth a row.
         clock: Times the drafting.
+        chains_only: The target cannot verify branches: the best chain is kept.
     Attributes:
         tap_layer_ids: Layers whose output some drafter reads.
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], controller: LengthController, clock: Clock
+        self,
+        drafters: Sequence[Drafter],
+        controller: LengthController,
+        clock: Clock,
+        *,
+        chains_only: bool = False,
     ) -> None:
+        self._chains_only = chains_only
         self.drafters = tuple(drafters)
         self.controller = controller
         self._clock = clock
@@ -82,13 +89,23 @@ class Proposer:
             for context, tree in zip(contexts, drafter.propose(contexts), strict=True):
                 if tree:
                     proposals[context.request_id].append(tree)
-        merged = {ask.context.request_id: _merge(proposals, ask.context) for ask in asks}
+        merged = {ask.context.request_id: self._merge(proposals, ask.context) for ask in asks}
         kept = self.controller.prune(merged, num_other_rows, num_tokens)
         return Proposal(
             trees=kept,
             num_proposed={request_id: len(tree) for request_id, tree in merged.items()},
             draft_s=self._clock.now() - started_s,
         )
+
+    def _merge(
+        self, proposals: Mapping[str, Sequence[DraftTree]], context: DraftContext
+    ) -> DraftTree:
+        trees = proposals[context.request_id]
+        if not trees:
+            return EMPTY_TREE
+        if self._chains_only or context.wants_laws:
+            return best_chain(trees, min(context.max_draft_len, context.max_draft_nodes))
+        return merge_trees(trees, context.max_draft_nodes, context.max_draft_len)
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
         """Tell the drafters that read the target's states what it has computed."""
@@ -101,12 +118,3 @@ def _may_draft(drafter: Drafter, ask: Ask) -> bool:
         return False
     max_len = drafter.needs.max_len
     return max_len is None or len(ask.context.tokens) + ask.context.max_draft_len <= max_len
-
-
-def _merge(proposals: Mapping[str, Sequence[DraftTree]], context: DraftContext) -> DraftTree:
-    trees = proposals[context.request_id]
-    if not trees:
-        return EMPTY_TREE
-    if context.wants_laws:
-        return best_chain(trees, min(context.max_draft_len, context.max_draft_nodes))
-    return merge_trees(trees, context.max_draft_nodes, context.max_draft_len)

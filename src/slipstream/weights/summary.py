@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from slipstream.weights.gguf_config import config_from_gguf
 from slipstream.weights.gguf_reader import read_gguf
 from slipstream.weights.layout import GgufLayout, SafetensorsLayout, read_layout
 from slipstream.weights.names import harmless_reason
-from slipstream.weights.parts import special_parts
+from slipstream.weights.parts import special_parts, unserved_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class CheckpointSummary:
         num_bytes: Size of the weights files.
         context_len, vocab_size, head_dim: None if the configuration does not say.
         special_parts: What a plain decoder does not have (see `weights.parts`).
+        unserved: Reason -> tensors that are left unread for it.
         is_tied: Whether the output head is the input embedding.
         has_template: Whether a chat template comes with it.
     """
@@ -44,6 +45,7 @@ class CheckpointSummary:
     vocab_size: int | None
     head_dim: int | None
     special_parts: tuple[str, ...]
+    unserved: Mapping[str, int]
     is_tied: bool
     has_template: bool
 
@@ -83,7 +85,7 @@ def _summarize_safetensors(path: Path, layout: SafetensorsLayout) -> CheckpointS
         if harmless_reason(name) is None
     }
     num_files = len(layout.headers)
-    return _summary(
+    summary = _summary(
         path,
         f"safetensors, {num_files} {'file' if num_files == 1 else 'files'}",
         layout.config,
@@ -92,6 +94,8 @@ def _summarize_safetensors(path: Path, layout: SafetensorsLayout) -> CheckpointS
         is_tied="lm_head.weight" not in tensors,
         has_template=_has_template(layout.path),
     )
+    reasons = (unserved_reason(name, layout.config) for name in tensors)
+    return replace(summary, unserved=Counter(filter(None, reasons)))
 
 
 def _summary(
@@ -118,6 +122,7 @@ def _summary(
         vocab_size=text.get("vocab_size"),
         head_dim=_head_dim(text),
         special_parts=special_parts(config),
+        unserved={},
         num_bytes=num_bytes,
         is_tied=is_tied,
         has_template=has_template,

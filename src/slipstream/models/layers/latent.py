@@ -85,7 +85,5 @@ class LatentAttention:
     def _by_head(self, linears: Sequence[Linear], x: Tensor, context: LayerContext) -> Tensor:
         """[rows, heads, num_in] -> [rows, heads, num_out], a product for each head."""
         heads = x.to(context.dtype).transpose(0, 1).contiguous()
-        made = [
-            context.multiply(linear, head) for linear, head in zip(linears, heads, strict=True)
-        ]
+        made = [context.multiply(linear, head) for linear, head in zip(linears, heads, strict=True)]
         return torch.stack(made, 1)

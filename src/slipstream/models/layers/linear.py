@@ -240,9 +240,7 @@ class NativeProofs:
 def native_description(matrices: Iterable[PackedMatrix]) -> str:
     """What native products take; the instruction set is no part of it: all give the same bits."""
     pairs = {
-        pair
-        for matrix in matrices
-        for pair in zip(matrix.activations, matrix.formats, strict=True)
+        pair for matrix in matrices for pair in zip(matrix.activations, matrix.formats, strict=True)
     }
     kinds: dict[str, list[str]] = {}
     for activations, name in sorted(pairs):

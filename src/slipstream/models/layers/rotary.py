@@ -88,10 +88,8 @@ def frequencies(params: RotaryParams, head_dim: int) -> npt.NDArray[np.float32]:
         blend = np.clip((turns - params.low_freq_factor) / span, 0.0, 1.0)
         plain = (1 - blend) * plain / params.factor + blend * plain
     elif params.scaling == "yarn":
-        low, high = (
-            _pair_of_turns(params, head_dim, turns) for turns in (params.beta_fast, params.beta_slow)
-        )
-        first, last = max(math.floor(low), 0), min(math.ceil(high), head_dim - 1)
+        first = max(math.floor(_pair_of_turns(params, head_dim, params.beta_fast)), 0)
+        last = min(math.ceil(_pair_of_turns(params, head_dim, params.beta_slow)), head_dim - 1)
         span = max(last - first, 0.001)
         blend = np.clip((np.arange(head_dim // 2, dtype=np.float32) - first) / span, 0.0, 1.0)
         plain = (1 - blend) * plain + blend * plain / np.float32(params.factor)
