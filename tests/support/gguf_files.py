@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
 }
 
@@ -32,6 +33,10 @@ _GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 _GEMMA_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
@@ -62,7 +67,8 @@ def write_tiny_gguf(
     metadata = _metadata(config, architecture) | (extra or {})
     for key, value in metadata.items():
         _add(writer, key, value)
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+    tensors = _with_stacked_experts(load_file(checkpoint / "model.safetensors"), config)
+    for name, tensor in tensors.items():
         values = _converted(name, tensor.float().numpy(), config, architecture)
         _add_tensor(writer, _gguf_name(name, architecture), values, matrix_type)
     if rope_factors is not None:
@@ -72,6 +78,20 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _with_stacked_experts(
+    tensors: dict[str, torch.Tensor], config: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """One tensor for all experts of a layer, as llama.cpp's converter makes."""
+    made = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(config["num_hidden_layers"] if "num_experts" in config else 0):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        for kind in ("gate_proj", "up_proj", "down_proj"):
+            experts = range(config["num_experts"])
+            parts = [tensors[f"{prefix}.{expert}.{kind}.weight"] for expert in experts]
+            made[f"{prefix}.{kind}.weight"] = torch.stack(parts)
+    return made
 
 
 def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -91,6 +111,10 @@ def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     }
     if config.get("sliding_window"):
         metadata[f"{architecture}.attention.sliding_window"] = config["sliding_window"]
+    if "num_experts" in config:
+        metadata[f"{architecture}.expert_count"] = config["num_experts"]
+        metadata[f"{architecture}.expert_used_count"] = config["num_experts_per_tok"]
+        metadata[f"{architecture}.expert_feed_forward_length"] = config["moe_intermediate_size"]
     if architecture == "gemma3":
         key = f"{architecture}.attention.sliding_window_pattern"
         metadata[key] = config["sliding_window_pattern"]

@@ -244,7 +244,7 @@ def _mlp(prefix: str, index: int, config: Json) -> Shapes:
         yield from _gated(f"{prefix}.shared_expert", config["shared_expert_intermediate_size"])
         yield f"{prefix}.shared_expert_gate.weight", (1, HIDDEN)
     for expert in range(NUM_EXPERTS):
-        yield from _gated(f"{prefix}.experts.{expert}", EXPERT_SIZE)
+        yield from _gated(f"{prefix}.experts.{expert}", config["moe_intermediate_size"])
 
 
 def _gated(prefix: str, size: int) -> Shapes:

@@ -34,7 +34,7 @@ from slipstream.engine.token_logprobs import LogprobReporter
 from slipstream.execution.cores import choose_num_threads, read_cores
 from slipstream.execution.profile import profile_steps, workspace_bytes
 from slipstream.execution.runner import Runner
-from slipstream.kv.budget import MemoryPlan, StateNeeds, plan_memory
+from slipstream.kv.budget import MemoryPlan, plan_memory
 from slipstream.kv.cache import KvCache
 from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.load import AnyDraftNet
@@ -83,15 +83,8 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     }
     has_drafters = bool(config.speculation.drafters or more_drafters)
     recurrence = Recurrence(config, target.model.hparams, has_drafters=has_drafters)
-    plan = _plan_memory(
-        config, target, list(drafts.values()), list(nets.values()), recurrence.needs()
-    )
-    kv = KvCache(
-        plan.num_pages,
-        plan.page_size,
-        prefix_cache=config.memory.prefix_cache,
-        states=recurrence.pool(plan),
-    )
+    plan = _plan_memory(config, target, list(drafts.values()), list(nets.values()), recurrence)
+    kv = recurrence.cache(plan)
     log.info("proving that rows are exact on this machine")
     metrics = EngineMetrics(clock)
     runner = _runner(target, kv, config.memory.kv_dtype)
@@ -110,11 +103,8 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     ) + list(more_drafters)
     controller = _controller(config, runner, clock)
     queue = RequestQueue(config.scheduler.max_queue_len, config.scheduler.starvation_s)
-    limits = SchedulerLimits(
-        config.scheduler.max_num_requests, config.scheduler.max_step_tokens, config.memory.high_at
-    )
     stages = Stages(
-        scheduler=Scheduler(limits, kv, queue),
+        scheduler=Scheduler(_limits(config), kv, queue),
         proposer=Proposer(drafters, controller, clock, chains_only=recurrence.chains_only),
         runner=runner,
         sampler=sampler,
@@ -142,6 +132,13 @@ def _with_shipped(config: Config, target: LoadedModel) -> Config:
     return config.model_copy(update={"speculation": speculation})
 
 
+def _limits(config: Config) -> SchedulerLimits:
+    scheduler = config.scheduler
+    return SchedulerLimits(
+        scheduler.max_num_requests, scheduler.max_step_tokens, config.memory.high_at
+    )
+
+
 def _checker(config: Config, info: EngineInfo) -> RequestChecker:
     return RequestChecker(
         vocab_size=info.vocab_size,
@@ -157,7 +154,7 @@ def _plan_memory(
     target: LoadedModel,
     drafts: Sequence[LoadedModel],
     nets: Sequence[AnyDraftNet],
-    states: StateNeeds | None,
+    recurrence: Recurrence,
 ) -> MemoryPlan:
     memory = config.memory
     net_dtype = target.kv_dtype(memory.draft_kv_dtype)
@@ -176,7 +173,7 @@ def _plan_memory(
         page_size=memory.page_size,
         max_model_len=target.max_model_len,
         kv_bytes=memory.kv_bytes,
-        states=states,
+        states=recurrence.needs(),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from slipstream.config.schema import Config
 from slipstream.errors import ConfigError
 from slipstream.kv.budget import MemoryPlan, StateNeeds
+from slipstream.kv.cache import KvCache
 from slipstream.kv.states import StatePool
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams
@@ -46,8 +47,16 @@ class Recurrence:
             total_bytes=self._config.memory.state_bytes,
         )
 
-    def pool(self, plan: MemoryPlan) -> StatePool | None:
-        """The states' bookkeeping."""
+    def cache(self, plan: MemoryPlan) -> KvCache:
+        """The target's cache, with states where it has recurrent layers."""
+        return KvCache(
+            plan.num_pages,
+            plan.page_size,
+            prefix_cache=self._config.memory.prefix_cache,
+            states=self._pool(plan),
+        )
+
+    def _pool(self, plan: MemoryPlan) -> StatePool | None:
         if not plan.num_states:
             return None
         most = self._config.scheduler.max_num_requests

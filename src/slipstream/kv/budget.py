@@ -136,17 +136,16 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
     num_states = 0 if states is None else states.num_states(cache_bytes)
     state_bytes = 0 if states is None else (num_states + 1) * states.bytes_each
     if kv_bytes is not None and states is not None and states.total_bytes is not None:
-        budget_bytes += state_bytes
+        budget_bytes += state_bytes  # both have bytes of their own
     else:
         cache_bytes -= state_bytes
     page_bytes = page_size * (kv_bytes_per_token + draft_kv_bytes_per_token)
     num_pages = cache_bytes // page_bytes - 1  # one page of each cache is scratch
     num_needed = -(-max_model_len // page_size)
-    named_states = f"states {_human(state_bytes)}, " if states is not None else ""
     shares = (
         f"of {_human(total_bytes)} memory, {_human(budget_bytes)} may be used: weights "
         f"{_human(weight_bytes)}, draft weights {_human(draft_weight_bytes)}, workspace "
-        f"{_human(workspace_bytes)}, {named_states}KV cache {_human(max(cache_bytes, 0))} "
+        f"{_human(workspace_bytes)}, {_named(state_bytes)}KV cache {_human(max(cache_bytes, 0))} "
         f"({max(num_pages, 0)} pages of {page_size} tokens, {_human(page_bytes)} each)"
     )
     if budget_bytes > total_bytes:
@@ -161,10 +160,9 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
             f"{shares}",
             hint="raise memory.utilization or memory.kv_bytes, or lower model.max_model_len",
         )
-    num_draft_pages = num_pages if draft_kv_bytes_per_token else 0
     return MemoryPlan(
         num_pages=num_pages,
-        num_draft_pages=num_draft_pages,
+        num_draft_pages=num_pages if draft_kv_bytes_per_token else 0,
         page_size=page_size,
         budget_bytes=budget_bytes,
         weight_bytes=weight_bytes,
@@ -175,6 +173,10 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
         num_states=num_states,
         state_bytes=state_bytes,
     )
+
+
+def _named(state_bytes: int) -> str:
+    return f"states {_human(state_bytes)}, " if state_bytes else ""
 
 
 def _human(num_bytes: int) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
+from slipstream.attention.row_proof import prove_pointwise
 from slipstream.kernels.matrix import StoredWeight
 from slipstream.models.delta_reader import read_delta_net
 from slipstream.models.hparams import Hparams, LatentParams, MoeParams
@@ -25,6 +28,9 @@ class LayerReader:
         self._reader = reader
         self._hparams = hparams
         self._activation = gated_activation(hparams.activation, reader.dtype)
+        if not hparams.is_plain:  # routers, gates and decays are made of these
+            prove_pointwise("exp", torch.exp, torch.linspace(-30.0, 30.0, 4096))
+            prove_pointwise("log1p", torch.log1p, torch.linspace(0.0, 1e6, 4096))
 
     def layer(self, index: int) -> DecoderLayer:
         """One layer."""

@@ -16,6 +16,8 @@ from slipstream.models.hparams import MoeParams
 from slipstream.models.layers.moe import choose
 from slipstream.models.load import load_model, read_hparams
 from slipstream.weights.open import open_checkpoint
+from tests.support.gguf_files import write_tiny_gguf
+from tests.support.native import native_kernels
 from tests.support.paths import shared_dir
 from tests.support.tiny_families import CONFIGS, write_tiny_family
 
@@ -43,6 +45,29 @@ def test_experts_stored_one_by_one_are_those_stored_in_one_tensor(tmp_path: Path
         for mine, theirs in zip(one.linears(), other.linears(), strict=True):
             if mine.shape[1] == 64:
                 assert torch.equal(mine(x), theirs(x))
+
+
+@pytest.mark.parametrize("matrix_type", ["F32", "Q8_0"])
+def test_experts_of_a_gguf_file_are_those_of_the_checkpoint(
+    tmp_path: Path, matrix_type: str
+) -> None:
+    path = write_tiny_family(
+        tmp_path / "folder", "qwen3_moe", mlp_only_layers=[], moe_intermediate_size=32
+    )
+    gguf = write_tiny_gguf(tmp_path / "model.gguf", path, matrix_type=matrix_type)
+    kernels = None if matrix_type == "F32" else native_kernels()
+    dtype = torch.float32 if kernels is None else torch.bfloat16
+
+    folder, file = (
+        load_model(open_checkpoint(place), dtype, kernels=kernels) for place in (path, gguf)
+    )
+
+    assert folder.hparams == file.hparams
+    bound = 0.0 if kernels is None else 0.1
+    for one, other in zip(folder.layers, file.layers, strict=True):
+        for mine, theirs in zip(one.linears(), other.linears(), strict=True):
+            x = torch.randn(1, mine.shape[1]).to(mine.dtype)
+            torch.testing.assert_close(mine(x), theirs(x), atol=bound, rtol=bound)
 
 
 def test_only_experts_of_the_best_group_are_chosen_and_the_bias_weighs_nothing() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.attention.row_proof import prove_pointwise
 from slipstream.kv.state_storage import StateStorage
 from slipstream.kv.states import StateSpan
 from slipstream.models.hparams import DeltaParams
@@ -46,7 +45,6 @@ class DeltaNet:
         decay: tuple[Tensor, Tensor],
         out: tuple[RmsNorm, Linear],
     ) -> None:
-        prove_pointwise("log1p", torch.log1p, torch.linspace(0.0, 1e6, 4096))
         self.params = params
         self._layer = state_layer
         self._inputs = inputs
@@ -87,11 +85,10 @@ class DeltaNet:
     def _remember(self, fed: Tensor, context: LayerContext) -> Tensor:
         """[rows, row_size] -> [rows, value_heads, value_dim]; rows in no span give zeros."""
         params, spans = self.params, context.spans
-        outputs = fed.new_zeros(len(fed), params.value_heads, params.value_dim)
-        if not spans:
-            return outputs
         storage = context.storage.states
         assert storage is not None, "a model with recurrent layers needs a state storage"
+        assert spans, "recurrent layers must be told whose the rows are"
+        outputs = fed.new_zeros(len(fed), params.value_heads, params.value_dim)
         tails = [storage.tails[self._layer][span.source] for span in spans]
         parts = [self._rows_of(span, fed, storage) for span in spans]
         channels = [
