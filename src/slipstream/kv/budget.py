@@ -127,12 +127,8 @@ def plan_memory(  # noqa: PLR0913  (each share is one measured number; a class w
             the machine has; the message names every share.
     """
     fixed_bytes = weight_bytes + draft_weight_bytes + workspace_bytes
-    if kv_bytes is None:
-        budget_bytes = int(total_bytes * utilization)
-        cache_bytes = budget_bytes - fixed_bytes
-    else:
-        budget_bytes = fixed_bytes + kv_bytes
-        cache_bytes = kv_bytes
+    budget_bytes = int(total_bytes * utilization) if kv_bytes is None else fixed_bytes + kv_bytes
+    cache_bytes = budget_bytes - fixed_bytes
     num_states = 0 if states is None else states.num_states(cache_bytes)
     state_bytes = 0 if states is None else (num_states + 1) * states.bytes_each
     if kv_bytes is not None and states is not None and states.total_bytes is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import CapacityError
-from slipstream.kv.budget import MemoryPlan, plan_memory
+from slipstream.kv.budget import MemoryPlan, StateNeeds, plan_memory
 
 MIB = 2**20
 
@@ -16,6 +16,7 @@ def plan(
     weight_bytes: int = 200 * MIB,
     draft_kv_bytes_per_token: int = 16 * 1024,
     kv_bytes: int | None = None,
+    states: StateNeeds | None = None,
 ) -> MemoryPlan:
     return plan_memory(
         total_bytes=1000 * MIB,
@@ -28,6 +29,7 @@ def plan(
         page_size=16,
         max_model_len=2048,
         kv_bytes=kv_bytes,
+        states=states,
     )
 
 
@@ -81,3 +83,31 @@ def test_weights_larger_than_the_budget_are_refused() -> None:
 def test_more_kv_bytes_than_the_machine_has_are_refused() -> None:
     with pytest.raises(CapacityError, match="more than the machine has"):
         plan(kv_bytes=900 * MIB)
+
+
+NEEDS = StateNeeds(bytes_each=2 * MIB, max_requests=4, total_bytes=None)
+
+
+def test_states_take_their_share_of_what_weights_and_workspace_leave() -> None:
+    without = plan()
+    with_states = plan(states=NEEDS)
+
+    assert with_states.num_states == 16
+    assert with_states.state_bytes == 17 * 2 * MIB
+    assert with_states.used_bytes <= with_states.budget_bytes == without.budget_bytes
+    assert with_states.num_pages < without.num_pages
+
+
+def test_states_with_bytes_of_their_own_leave_the_pages_theirs() -> None:
+    own = StateNeeds(bytes_each=2 * MIB, max_requests=4, total_bytes=7 * MIB)
+
+    with_states = plan(states=own, kv_bytes=200 * MIB)
+
+    assert with_states.num_states == 2
+    assert with_states.num_pages == plan(kv_bytes=200 * MIB).num_pages
+
+
+def test_a_budget_without_room_for_one_state_is_refused_by_its_size() -> None:
+    own = StateNeeds(bytes_each=2 * MIB, max_requests=4, total_bytes=3 * MIB)
+    with pytest.raises(CapacityError, match=r"a request needs a recurrent state of 2\.00 MiB"):
+        plan(states=own)
