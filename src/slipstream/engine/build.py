@@ -36,7 +36,6 @@ from slipstream.execution.profile import profile_steps, workspace_bytes
 from slipstream.execution.runner import Runner
 from slipstream.kv.budget import MemoryPlan, plan_memory
 from slipstream.kv.cache import KvCache
-from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.identity import identify
 from slipstream.observability.engine_metrics import EngineMetrics

@@ -136,6 +136,12 @@ class Request:
     def is_finished(self) -> bool:
         return self._finish_reason is not None
 
+    def publish_snapshots(self) -> None:
+        """In the prefix tree a snapshot can be evicted; in the lease it could not."""
+        lease = self.lease
+        if lease is not None and lease.state is not None and lease.state.pending:
+            lease.publish(self.tokens[: lease.num_tokens])
+
     def accept_token(self, token: int) -> bool:
         """Make `token` the next output token; False when the output ends with it.
 

@@ -203,7 +203,7 @@ def _commit_prompts(stages: Stages, batch: StepBatch, output: ForwardOutput) -> 
             _report_prompt(stages, item, output)
         if not item.samples:
             request.lease.commit(item.num_tokens)
-            _publish_snapshots(request)
+            request.publish_snapshots()
 
 
 def _report_prompt(stages: Stages, item: StepItem, output: ForwardOutput) -> None:
@@ -239,20 +239,13 @@ def _commit(stages: Stages, item: StepItem, verdict: Verdict, output: ForwardOut
     if not request.group.is_prompt_cached:
         lease.publish(request.tokens[: lease.num_tokens])
         request.group.is_prompt_cached = True
-    _publish_snapshots(request)
+    request.publish_snapshots()
     if request.params.logprobs:
         drawn = _drawn_rows(request, verdict, num_new, state)
         request.add_logprobs(stages.logprobs.of_output(output.logits, drawn))
     # What a row behind the end of the output lacks is nobody's fault.
     fault = None if request.is_finished else verdict.fault
     return Commit(request, item.tree, num_new, path, fault)
-
-
-def _publish_snapshots(request: Request) -> None:
-    """In the prefix tree a snapshot can be evicted; in the lease it could not."""
-    lease = request.lease
-    if lease is not None and lease.state is not None and lease.state.pending:
-        lease.publish(request.tokens[: lease.num_tokens])
 
 
 def _drawn_rows(
