@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from slipstream.engine.llm import LLM, Generation
-from slipstream.errors import WeightsError
+from slipstream.errors import VocabularyMismatchError, WeightsError
 from slipstream.sampling.params import SamplingParams
 from tests.support.drafts import CONFIGS, FAMILIES, NUM_TARGET_LAYERS, tiny_tensors_of, write_draft
 from tests.support.paths import shared_dir
@@ -127,6 +127,17 @@ def test_a_draft_net_of_another_target_is_refused(tmp_path: Path) -> None:
     other = write_tiny_checkpoint(tmp_path / "other", num_layers=6)
     with pytest.raises(WeightsError, match="made for a target of 8 layers"):
         load(other, [drafter])
+
+
+def test_a_draft_net_with_another_tokenizer_is_refused_by_a_token(tmp_path: Path) -> None:
+    target, drafter = write_pair(tmp_path, "eagle3")
+    write_tiny_tokenizer(tmp_path / "draft", 320)
+    assert load(target, [drafter]).engine.info.drafters == ("eagle3",)
+
+    file = tmp_path / "draft/tokenizer.json"
+    file.write_text(file.read_text().replace("<|im_end|>", "<|the_end|>"))
+    with pytest.raises(VocabularyMismatchError, match=r"token 2 is '<\|im_end\|>' for the target"):
+        load(target, [drafter])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +11,27 @@ import torch
 
 from slipstream.config.model import Activations, ModelConfig
 from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
-from slipstream.errors import ConfigError, VocabularyMismatchError, WeightsError
+from slipstream.errors import (
+    ConfigError,
+    TokenizerError,
+    VocabularyMismatchError,
+    WeightsError,
+)
 from slipstream.kernels.library import open_kernels
 from slipstream.models.decoder import Model
 from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.hparams import DraftFamily, family_of
 from slipstream.models.drafts.load import AnyDraftNet, load_draft
 from slipstream.models.load import load_model
-from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
+from slipstream.tokenization.gguf_tokenizer import has_vocabulary
+from slipstream.tokenization.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
 from slipstream.tokenization.vocabulary import require_same_vocabulary
+from slipstream.weights.checkpoint import Checkpoint
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.progress import Progress, SilentProgress
 from slipstream.weights.sources import resolve_source
+
+log = logging.getLogger("slipstream.engine")
 
 _FAMILIES: Mapping[str, tuple[DraftFamily, ...]] = {
     "eagle3": ("eagle3",),
@@ -96,7 +106,7 @@ def load_draft_model(
         VocabularyMismatchError: It does not; names the first token that differs.
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
-    path = target.path if config.source == "target" else _draft_path(config, target_config)
+    path = target.path if config.source == "target" else draft_path(config, target_config)
     model, tokenizer = _load(path, dtype, config.activations)
     require_same_vocabulary(target.tokenizer, tokenizer)
     if model.hparams.state_shape is not None:
@@ -128,22 +138,59 @@ def load_draft_net(
 
     Raises:
         WeightsError: It does not, or is of another kind than the configuration says.
+        VocabularyMismatchError: It brings a tokenizer that is not the target's.
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
-    checkpoint = open_checkpoint(_draft_path(config, target_config))
+    checkpoint = open_checkpoint(draft_path(config, target_config))
+    require_same_tokenizer(checkpoint, target.tokenizer)
     ends = ModelEnds(target.model)
     net = load_draft(checkpoint, target.model.hparams, ends, dtype, open_kernels())
-    family = family_of(net.hparams)
-    if family not in _FAMILIES[config.kind]:
-        raise WeightsError(
-            f"drafter {config.name} is configured as {config.kind}, but {checkpoint.path} holds a "
-            f"drafter of family {family}",
-            hint=f"say kind: {next(kind for kind, of in _FAMILIES.items() if family in of)}",
-        )
+    require_family(config, checkpoint.path, family_of(net.hparams))
     return net
 
 
-def _draft_path(config: DraftModelConfig | DraftNetConfig, target_config: ModelConfig) -> Path:
+def require_family(config: DraftNetConfig, path: Path, family: DraftFamily) -> None:
+    """Refuse a net of another family than the configuration says.
+
+    Raises:
+        WeightsError: Names both, and the kind to write.
+    """
+    if family not in _FAMILIES[config.kind]:
+        raise WeightsError(
+            f"drafter {config.name} is configured as {config.kind}, but {path} holds a drafter of "
+            f"family {family}",
+            hint=f"say kind: {kind_of(family)}",
+        )
+
+
+def kind_of(family: DraftFamily) -> str:
+    """The kind of drafter, in the configuration, that serves a family of nets."""
+    return next(kind for kind, of in _FAMILIES.items() if family in of)
+
+
+def require_same_tokenizer(checkpoint: Checkpoint, target: Tokenizer) -> bool:
+    """Refuse a draft net that brings a tokenizer of other tokens; many bring none.
+
+    Returns: Whether there was one to compare.
+
+    Raises:
+        VocabularyMismatchError: Names the first token that differs.
+    """
+    path, metadata = checkpoint.path, checkpoint.gguf_metadata
+    if path.is_file() and not (metadata and has_vocabulary(metadata)):
+        return False  # a tokenizer.json beside a file need not be the file's
+    try:
+        tokenizer = find_tokenizer(path, metadata)
+    except TokenizerError as error:
+        log.warning("the tokenizer of drafter %s cannot be compared: %s", path, error.message)
+        return False
+    if tokenizer is not None:
+        require_same_vocabulary(target, tokenizer)
+    return tokenizer is not None
+
+
+def draft_path(config: DraftModelConfig | DraftNetConfig, target_config: ModelConfig) -> Path:
+    """Where a drafter's weights are, fetched if need be."""
     source = ModelConfig(
         source=config.source,
         sha256=config.sha256,

@@ -114,19 +114,32 @@ def load_tokenizer(path: Path, gguf_metadata: Metadata | None = None) -> Tokeniz
     Raises:
         TokenizerError: There is none, or it is broken or of a kind that is not supported.
     """
-    folder = path if path.is_dir() else path.parent
+    tokenizer = find_tokenizer(path, gguf_metadata)
+    if tokenizer is not None:
+        return tokenizer
+    gguf_path = _gguf_file(path)
+    raise TokenizerError(
+        f"{path} has no tokenizer: there is no {_folder_of(path) / 'tokenizer.json'}"
+        + ("" if gguf_path is None else f", and {gguf_path.name} holds weights only"),
+        hint="a tokenizer.model alone is not read; save the tokenizer as tokenizer.json",
+    )
+
+
+def find_tokenizer(path: Path, gguf_metadata: Metadata | None = None) -> Tokenizer | None:
+    """As `load_tokenizer`; None where the checkpoint has none, as many drafters have none."""
     gguf_path = _gguf_file(path)
     if gguf_path is not None:
         metadata = gguf_metadata or _read_metadata(gguf_path)
         if has_vocabulary(metadata):
             return Tokenizer(tokenizer_from_gguf(metadata))
+    folder = _folder_of(path)
     if (folder / "tokenizer.json").is_file():
         return Tokenizer(tokenizer_from_files(folder))
-    raise TokenizerError(
-        f"{path} has no tokenizer: there is no {folder / 'tokenizer.json'}"
-        + ("" if gguf_path is None else f", and {gguf_path.name} holds weights only"),
-        hint="a tokenizer.model alone is not read; save the tokenizer as tokenizer.json",
-    )
+    return None
+
+
+def _folder_of(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
 
 
 def _read_metadata(path: Path) -> Metadata:

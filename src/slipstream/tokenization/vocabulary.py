@@ -49,10 +49,10 @@ def require_same_vocabulary(target: Fingerprinted, draft: Fingerprinted) -> None
     difference = first_difference(target, draft)
     if difference is not None:
         raise VocabularyMismatchError(
-            f"target and draft model have different vocabularies: token {difference.token_id} is "
+            f"target and drafter have different vocabularies: token {difference.token_id} is "
             f"{_shown(difference.target)} for the target and {_shown(difference.draft)} for the "
-            "draft model",
-            hint="use a draft model of the target's own family, or another drafter",
+            "drafter",
+            hint="use a drafter of the target's own family, or one that needs no vocabulary",
         )
 
 
