@@ -18,9 +18,14 @@ from slipstream.errors import ChecksumError, WeightsError
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.answers import Answer, digest_of
 from slipstream.training.target import Features
+from slipstream.weights.disk import disk_errors
 
 MANIFEST_FILE = "manifest.json"
 _HINT = "run `slipstream train cache` again: it keeps whole shards and makes the others anew"
+_DISK_HINT = (
+    "free some space or use another disk, then run the same command again: shards that "
+    "are whole are kept"
+)
 _BFLOAT16_BYTES, _ID_BYTES, _LOGPROB_BYTES = 2, 4, 2
 
 
@@ -84,24 +89,34 @@ def cache_bytes(answers: Iterable[Answer], tap_width: int, num_top: int) -> int:
 
 
 def write_shard(path: Path, features: Iterable[Features]) -> tuple[int, str]:
-    """Write a shard whole or not at all; returns its bytes and SHA-256."""
+    """Write a shard whole or not at all; returns its bytes and SHA-256.
+
+    Raises:
+        CapacityError: The disk is full; the shards before are kept.
+        WeightsError: The folder cannot be written to.
+    """
     staging = path.with_suffix(".partial")
-    with staging.open("wb") as file:
-        for item in features:
-            for tensor in (item.taps.view(torch.int16), item.top_ids, item.top_logprobs):
-                file.write(tensor.contiguous().numpy().tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    digest = digest_of(staging)
-    staging.replace(path)
+    try:
+        with disk_errors(path.parent, _DISK_HINT):
+            with staging.open("wb") as file:
+                for item in features:
+                    for tensor in (item.taps.view(torch.int16), item.top_ids, item.top_logprobs):
+                        file.write(tensor.contiguous().numpy().tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            digest = digest_of(staging)
+            staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)  # half a shard would only fill the disk
     return path.stat().st_size, digest
 
 
 def write_cache_manifest(path: Path, manifest: CacheManifest) -> None:
     """Replace the manifest of the cache in `path` at once."""
     staging = path / f"{MANIFEST_FILE}.partial"
-    staging.write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
-    staging.replace(path / MANIFEST_FILE)
+    with disk_errors(path, _DISK_HINT):
+        staging.write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
+        staging.replace(path / MANIFEST_FILE)
 
 
 def read_cache_manifest(path: Path) -> CacheManifest:

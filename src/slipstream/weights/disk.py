@@ -28,9 +28,11 @@ def require_space(folder: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
     """Turn the operating system's errors while writing below `folder` into ours.
 
+    Args:
+        hint: What to do next, where it is not about fetched weights.
     Raises:
         CapacityError: the disk or the quota is full.
         WeightsError: anything else, such as a missing permission.
@@ -41,10 +43,11 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if error.errno in _FULL:
             raise CapacityError(
                 f"no space is left for {folder}: {error.strerror}",
-                hint="free some space, or set model.cache_dir to a folder on another disk; "
-                "what was fetched so far is kept",
+                hint=hint
+                or "free some space, or set model.cache_dir to a folder on another disk; what was "
+                "fetched so far is kept",
             ) from error
         raise WeightsError(
             f"cannot write to {folder}: {error.strerror or error}",
-            hint="set model.cache_dir to a folder that you may write to",
+            hint=hint or "set model.cache_dir to a folder that you may write to",
         ) from error

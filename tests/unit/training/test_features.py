@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -116,6 +118,32 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     with pytest.raises(CapacityError, match=r"needs \d\.\d MB more, but .* has 0\.0 MB free"):
         build(tmp_path / "cache", target, dataset)
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_disk_that_fills_up_is_told_and_keeps_whole_shards(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "cache", os.fsync
+    calls = iter(range(100))
+
+    def fill_up(number: int) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced(number)
+
+    monkeypatch.setattr(os, "fsync", fill_up)
+    with pytest.raises(CapacityError, match="no space is left") as caught:
+        build(path, target, dataset)
+    assert caught.value.hint is not None
+    assert "shards that are whole are kept" in caught.value.hint
+    (first,) = read_cache_manifest(path).shards
+    assert not list(path.glob("*.partial"))
+    changed_at = (path / first.name).stat().st_mtime_ns
+
+    build(path, target, dataset)
+
+    assert (path / first.name).stat().st_mtime_ns == changed_at
+    assert open_source(target, dataset, (0, 1), path).features([0])
 
 
 def test_other_taps_than_those_of_the_cache_are_refused(

@@ -213,15 +213,34 @@ def _draft_token_ids(
             f"tensor d2t has shape {list(stored.shape)}, but draft_vocab_size is "
             f"{hparams.draft_vocab_size}"
         )
+    places = torch.arange(len(stored))
     is_absolute = checkpoint.gguf_metadata is not None
-    token_ids = stored if is_absolute else stored + torch.arange(len(stored))
+    token_ids, other_ids = stored, stored + places
+    if not is_absolute:
+        token_ids, other_ids = other_ids, token_ids
+    problem = _vocabulary_problem(token_ids, vocab_size, known)
+    if problem is not None:
+        is_meant = _vocabulary_problem(other_ids, vocab_size, known) is None
+        ways = ("target ids", "offsets to add to places")
+        held, wanted = ways[::-1] if is_absolute else ways
+        raise WeightsError(
+            f"tensor d2t {problem}",
+            hint=f"it holds {held}, and this layout stores {wanted}: convert it"
+            if is_meant
+            else None,
+        )
+    return token_ids
+
+
+def _vocabulary_problem(token_ids: Tensor, vocab_size: int, known: Tensor | None) -> str | None:
+    """Why these cannot be the target ids of a draft's tokens; None if they can."""
     if token_ids.min() < 0 or token_ids.max() >= vocab_size:
-        raise WeightsError(f"tensor d2t names tokens outside the vocabulary of {vocab_size}")
+        return f"names tokens outside the vocabulary of {vocab_size}"
     if len(torch.unique(token_ids)) != len(token_ids):
-        raise WeightsError("tensor d2t names a token twice")
+        return "names a token twice"
     if known is not None:
         expected = torch.zeros(vocab_size, dtype=torch.bool)
         expected[token_ids] = True
         if not torch.equal(known, expected):
-            raise WeightsError("tensors d2t and t2d disagree about which tokens the drafter knows")
-    return token_ids
+            return "disagrees with t2d about which tokens the drafter knows"
+    return None

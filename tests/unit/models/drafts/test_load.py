@@ -246,6 +246,15 @@ def test_a_map_of_draft_tokens_that_is_wrong_is_refused(
         load(write_draft(tmp_path, CONFIGS["eagle3"], tensors))
 
 
+def test_a_map_of_target_ids_in_the_place_of_offsets_is_called_so(tmp_path: Path) -> None:
+    tensors = tiny_tensors_of(CONFIGS["eagle3"])
+    tensors["d2t"] += torch.arange(len(tensors["d2t"]))
+    with pytest.raises(WeightsError, match="outside the vocabulary") as caught:
+        load(write_draft(tmp_path, CONFIGS["eagle3"], tensors))
+    assert caught.value.hint is not None
+    assert "it holds target ids, and this layout stores offsets" in caught.value.hint
+
+
 def test_a_reduced_vocabulary_needs_its_map(tmp_path: Path) -> None:
     tensors = tiny_tensors_of(CONFIGS["eagle3"])
     del tensors["d2t"]
