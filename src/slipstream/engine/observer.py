@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from slipstream.engine.acceptance_watch import AcceptanceWatch
 from slipstream.engine.cpu_watch import CpuWatch
 from slipstream.engine.request import Request
 from slipstream.engine.step import Commit, StepReport
@@ -39,6 +40,7 @@ class EngineObserver:
         self._warn_at = warn_at
         self._is_tight = False
         self._cpu_watch = CpuWatch(read_cpu_times, metrics)
+        self._acceptance_watch = AcceptanceWatch(self._drafters)
         metrics.set_memory(memory, sum(memory.values()))
         metrics.set_drafters([drafter.name for drafter in drafters])
 
@@ -82,16 +84,16 @@ class EngineObserver:
         self.metrics.observe_emitted(commit.num_new, gap_s)
         if commit.tree:
             sources = commit.tree.sources
-            self.metrics.observe_draft(
-                DraftOutcome(
-                    num_nodes=len(commit.tree),
-                    depth=commit.tree.depth,
-                    num_accepted=len(commit.path),
-                    num_emitted=commit.num_new,
-                    proposed=_by_drafter(sources),
-                    accepted=_by_drafter([sources[node] for node in commit.path]),
-                )
+            outcome = DraftOutcome(
+                num_nodes=len(commit.tree),
+                depth=commit.tree.depth,
+                num_accepted=len(commit.path),
+                num_emitted=commit.num_new,
+                proposed=_by_drafter(sources),
+                accepted=_by_drafter([sources[node] for node in commit.path]),
             )
+            self.metrics.observe_draft(outcome)
+            self._acceptance_watch.verified(outcome.proposed, outcome.accepted)
 
     def finished(self, request: Request, now_s: float) -> None:
         """One choice is complete."""

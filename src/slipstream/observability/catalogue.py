@@ -192,6 +192,14 @@ MEAN_ACCEPTANCE_LENGTH = _engine(
     "tokens",
     "1 + accepted / drafts since the start, bonus included; 1 before the first draft.",
 )
+DRAFTER_DRAFTS = _engine(
+    "spec_decode_drafter_drafts",
+    "counter",
+    "drafts",
+    "Verified drafts that hold a node of the drafter; 1 + its accepted tokens / these is its mean "
+    "acceptance length.",
+    "drafter",
+)
 DRAFTER_DRAFT_TOKENS = _engine(
     "spec_decode_drafter_draft_tokens",
     "counter",

@@ -91,6 +91,7 @@ class EngineMetrics:
         self._depths[outcome.depth] += 1
         self._accepted_lens[outcome.num_accepted] += 1
         for name, num_tokens in outcome.proposed.items():
+            count(catalogue.DRAFTER_DRAFTS, 1, name)
             count(catalogue.DRAFTER_DRAFT_TOKENS, num_tokens, name)
         for name, num_tokens in outcome.accepted.items():
             count(catalogue.DRAFTER_ACCEPTED_TOKENS, num_tokens, name)
@@ -155,6 +156,7 @@ class EngineMetrics:
         """All drafters, active from now on; their counters appear with 0."""
         for name in names:
             self.set_drafter_active(name, is_active=True)
+            self._metrics.count(catalogue.DRAFTER_DRAFTS, 0, name)
             self._metrics.count(catalogue.DRAFTER_DRAFT_TOKENS, 0, name)
             self._metrics.count(catalogue.DRAFTER_ACCEPTED_TOKENS, 0, name)
 

@@ -61,6 +61,7 @@ def test_speculation_counters_keep_the_names_that_dashboards_know() -> None:
         name = f'{prefix}num_accepted_tokens_per_pos_total{{position="{position}"}}'
         assert found.get(name) == expected
     assert found[prefix + 'num_draft_tokens_per_pos_total{position="2"}'] == 1
+    assert found[prefix + 'drafter_drafts_total{drafter="suffix"}'] == 1
     assert found[prefix + 'drafter_accepted_tokens_total{drafter="suffix"}'] == 2
     assert found[prefix + "mean_acceptance_length"] == 3.0
 
