@@ -12,7 +12,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from slipstream.errors import TokenizerError
 
-_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_WORDS = (
@@ -69,14 +69,14 @@ class PreTokenizer:
 
 
 _RULES = (
-    PreTokenizer(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4"), (_GPT2_WORDS,)),
+    PreTokenizer(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4"), (GPT2_WORDS,)),
     PreTokenizer(
         ("default",),
-        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"),
+        (r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"),
     ),
     PreTokenizer(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
-        (r"\p{N}", _GPT2_WORDS),
+        (r"\p{N}", GPT2_WORDS),
     ),
     PreTokenizer(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"),
@@ -111,6 +111,11 @@ _RULES = (
 def pre_tokenizer_names() -> tuple[str, ...]:
     """Every name that `pre_tokenizer_named` knows, sorted."""
     return tuple(sorted(name for rule in _RULES for name in rule.names))
+
+
+def pre_tokenizer_name(patterns: tuple[str, ...]) -> str:
+    """What a GGUF file calls a rule with these patterns; `default` where it has no name for it."""
+    return next((rule.names[0] for rule in _RULES if rule.patterns == patterns), "default")
 
 
 def pre_tokenizer_named(name: str) -> PreTokenizer:

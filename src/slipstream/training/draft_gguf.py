@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -43,10 +43,12 @@ def write_draft_gguf(
     parameters: Mapping[str, Tensor],
     token_ids: Tensor | None,
     kind: GgufType,
+    vocabulary: Mapping[str, Any],  # Any: values of GGUF's types
 ) -> None:
     """Write one file.
 
     Args:
+        vocabulary: The target's, see `vocabulary_keys`.
         token_ids: [draft_vocab] int64 target id of each of the draft's tokens; None if it knows
             all.
         kind: How matrices are stored; what is no matrix, or has rows that no blocks divide, stays
@@ -65,10 +67,17 @@ def write_draft_gguf(
             "a dspark net without a Markov head cannot be told from dflash in GGUF",
             hint="export it with --layout slipstream",
         )
+    if isinstance(hparams, Eagle3Hparams) and hparams.recycles_normed:
+        raise ConfigError(
+            "GGUF has no eagle3 net whose chained rows read behind the final norm",
+            hint="export it with --layout slipstream",
+        )
     is_eagle = isinstance(hparams, Eagle3Hparams)
     architecture = "eagle3" if is_eagle else "dflash"
     writer = gguf.GGUFWriter(path, architecture)
     _write_keys(writer, architecture, hparams)
+    for key, value in vocabulary.items():
+        _write_key(writer, key, value)
     for name, tensor in parameters.items():
         values = tensor.detach().float().numpy()
         if is_eagle:
@@ -81,6 +90,21 @@ def write_draft_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _write_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    """One value under the type that llama.cpp's own converter gives to such values."""
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list() if value:
+            writer.add_array(key, value)
 
 
 def _write_keys(writer: gguf.GGUFWriter, architecture: str, hparams: DraftHparams) -> None:
@@ -97,6 +121,11 @@ def _write_keys(writer: gguf.GGUFWriter, architecture: str, hparams: DraftHparam
         "vocab_size": body.vocab_size,
         "target_hidden_size": hparams.target_hidden_size,
     }
+    if isinstance(hparams, Eagle3Hparams):
+        writer.add_bool(f"{architecture}.norm_before_residual", hparams.has_normed_residual)
+        writer.add_bool(f"{architecture}.norm_before_fc", hparams.has_input_norm)
+    if isinstance(hparams, DSparkHparams):
+        writer.add_bool(f"{architecture}.has_confidence_head", hparams.has_confidence)
     if isinstance(hparams, DFlashHparams):
         counts["block_size"] = hparams.draft_block_len
         writer.add_bool(f"{architecture}.sample_from_anchor", hparams.first_draft_row == 0)

@@ -14,6 +14,7 @@ from slipstream.errors import ConfigError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.training.draft_files import our_config, speculators_config, write_draft_folder
 from slipstream.training.draft_gguf import GgufType, write_draft_gguf
+from slipstream.training.gguf_vocabulary import vocabulary_keys
 from slipstream.training.run_folder import PROVENANCE_FILE, Progress, RunRecord, write_json
 from slipstream.training.session import RestoredRun, TrainingTarget, stored_parameters
 
@@ -57,7 +58,11 @@ def export_run(
     hparams = replace(net.hparams, has_own_head="lm_head.weight" in parameters)
     path.mkdir(parents=True, exist_ok=True)
     if layout == "gguf":
-        write_draft_gguf(path / GGUF_FILE, hparams, parameters, net.token_ids, GGUF_TYPES[stored])
+        loaded = target.loaded
+        vocabulary = vocabulary_keys(loaded.path, loaded.tokenizer, hparams.body.vocab_size)
+        kind = GGUF_TYPES[stored]
+        file = path / GGUF_FILE
+        write_draft_gguf(file, hparams, parameters, net.token_ids, kind, vocabulary)
     else:
         dtype = TENSOR_TYPES[stored]
         config = (
