@@ -36,8 +36,7 @@ PromptsOption = Annotated[
     typer.Option(
         "--prompts",
         "-p",
-        help="Answer the first turns of these prompts in the engine, this drafter alone; "
-        "repeatable.",
+        help="Answer these prompts in the engine, all their turns, this drafter alone; repeatable.",
     ),
 ]
 SideOption = Annotated[
@@ -87,12 +86,15 @@ def evaluate(
     own = drafter_settings(net, str(run / DRAFT_FOLDER))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     conversations = [conversation_of(item) for item in asked]
+    num_turns = sum(len(item.turns) for item in conversations)
     with (
         load_llm(load(config, settings, flags | own)) as llm,
-        count_bar("answering", len(conversations)) as advance,
+        count_bar("answering", num_turns) as advance,
     ):
         served = measure_served(llm, conversations, params, advance)
     _publish(_served(served), served, json_file)
+    if num_cut := num_turns - served[0].num_turns:
+        Console().print(f"left out: {num_cut:,} turns that leave no room for an answer")
 
 
 def _along_answers(
@@ -141,11 +143,11 @@ def _estimates(rows: Iterable[EvaluationRow]) -> Table:
 
 
 def _served(rows: Iterable[ServedRow]) -> Table:
-    table = _table("prompts", "count", "steps", "length", "by depth")
+    table = _table("prompts", "count", "turns", "steps", "length", "by depth")
     for row in rows:
         length = f"{row.mean_acceptance_length:.2f}"
-        cells = (f"{row.num_prompts:,}", f"{row.num_steps:,}", length, _shares(row.shares))
-        table.add_row(row.label, *cells)
+        counts = (f"{row.num_prompts:,}", f"{row.num_turns:,}", f"{row.num_steps:,}")
+        table.add_row(row.label, *counts, length, _shares(row.shares))
     return table
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.engine.llm import LLM
 from slipstream.engine.messages import SpeculationStats
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
-from slipstream.training.conversations import Conversation, hash_of
+from slipstream.training.conversations import Conversation, Message, hash_of
 from slipstream.training.settings import NetSettings
 
 
@@ -20,6 +20,7 @@ class ServedRow:
 
     Attributes:
         label: Category, or "all".
+        num_turns: Answers to its prompts' turns.
         num_steps: Target passes that decoded.
         mean_acceptance_length: Tokens a pass, bonus included.
         shares: By depth, steps that kept a draft there, of all steps.
@@ -27,6 +28,7 @@ class ServedRow:
 
     label: str
     num_prompts: int
+    num_turns: int
     num_steps: int
     mean_acceptance_length: float
     shares: tuple[float, ...]
@@ -54,32 +56,78 @@ def measure_served(
     params: SamplingParams,
     on_done: Callable[[int], None],
 ) -> list[ServedRow]:
-    """Answer the first turn of each prompt.
+    """Answer every turn of each prompt: a turn is sent with the answers to those before it.
 
     Args:
         params: Of all prompts, but each has a seed of its own.
-        on_done: Told one for each answer.
+        on_done: Told one for each turn, also of those that leave no room for an answer.
     Returns: All prompts, then each category.
     """
-    prompts = [llm.render(conversation.turns[0]) for conversation in conversations]
-    of_each = [
-        SamplingParams(
-            temperature=params.temperature,
-            max_tokens=params.max_tokens,
-            seed=derive(params.seed, hash_of(conversation.prompt_id) & 0xFFFFFFFF),
-        )
-        for conversation in conversations
-    ]
-    groups: dict[str, list[SpeculationStats]] = {"all": []}
-    for index, generation in llm.completed(prompts, of_each):
-        stats = generation.choices[0].speculation
-        groups["all"].append(stats)
-        groups.setdefault(conversations[index].category or "none", []).append(stats)
-        on_done(1)
+    groups: dict[str, list[_Answered]] = {"all": []}
+    talks = [_Talk(conversation) for conversation in conversations]
+    for turn in range(max((len(talk.conversation.turns) for talk in talks), default=0)):
+        asked: list[tuple[_Talk, list[int], SamplingParams]] = []
+        for talk in talks:
+            if turn >= len(talk.conversation.turns):
+                continue
+            prompt = talk.ask(llm, turn)
+            room = llm.engine.info.max_model_len - len(prompt)
+            if talk.is_cut or room < 1:
+                talk.is_cut = True
+                on_done(1)
+                continue
+            asked.append((talk, prompt, _params_of(talk.conversation, turn, params, room)))
+        prompts, of_each = [item[1] for item in asked], [item[2] for item in asked]
+        for index, generation in llm.completed(prompts, of_each):
+            talk, choice = asked[index][0], generation.choices[0]
+            talk.messages.append({"role": "assistant", "content": choice.text})
+            answered = _Answered(talk.conversation.prompt_id, choice.speculation)
+            groups["all"].append(answered)
+            groups.setdefault(talk.conversation.category or "none", []).append(answered)
+            on_done(1)
     return [_row(label, groups[label]) for label in ("all", *sorted(groups.keys() - {"all"}))]
 
 
-def _row(label: str, stats: Sequence[SpeculationStats]) -> ServedRow:
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """One turn."""
+
+    prompt_id: str
+    stats: SpeculationStats
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A conversation on its way.
+
+    Attributes:
+        messages: All so far.
+        is_cut: Whether a turn left no room, so that those behind it cannot be asked.
+    """
+
+    conversation: Conversation
+    messages: list[Message] = field(default_factory=list)
+    is_cut: bool = False
+
+    def ask(self, llm: LLM, turn: int) -> list[int]:
+        """The next prompt."""
+        self.messages += self.conversation.turns[turn]
+        return llm.render(self.messages)
+
+
+def _params_of(
+    conversation: Conversation, turn: int, params: SamplingParams, room: int
+) -> SamplingParams:
+    name = conversation.prompt_id if turn == 0 else f"{conversation.prompt_id} turn {turn}"
+    return SamplingParams(
+        temperature=params.temperature,
+        max_tokens=min(params.max_tokens, room),
+        seed=derive(params.seed, hash_of(name) & 0xFFFFFFFF),
+    )
+
+
+def _row(label: str, answered: Sequence[_Answered]) -> ServedRow:
+    stats = [item.stats for item in answered]
     num_steps = max(1, sum(item.num_steps for item in stats))
     num_accepted = sum(item.num_accepted_tokens for item in stats)
     depth = max((len(item.num_accepted_tokens_per_pos) for item in stats), default=0)
@@ -93,7 +141,8 @@ def _row(label: str, stats: Sequence[SpeculationStats]) -> ServedRow:
     ]
     return ServedRow(
         label=label,
-        num_prompts=len(stats),
+        num_prompts=len({item.prompt_id for item in answered}),
+        num_turns=len(stats),
         num_steps=num_steps,
         mean_acceptance_length=1.0 + num_accepted / num_steps,
         shares=tuple(count / num_steps for count in kept),
