@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "config": "Show, check and describe the configuration.",
     "audit": "Prove that speculation changes no token, and that models compute as published.",
     "train": "Train a drafter for a model of yours.",
+    "doctor": "Examine machine, model and drafters, and say what is wrong.",
     "bench": "Measure speculation, steps and kernels.",
 }
 """Name -> help line. `slipstream.cli.<name>` holds the command as `app`, a `typer.Typer`."""

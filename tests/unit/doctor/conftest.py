@@ -1,0 +1,26 @@
+"""One tiny target with drafters that know it by heart, for all tests of the doctor."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.training.nets import TrainedNet
+from slipstream.training.settings import Family
+from tests.support.trained_drafts import TaughtTarget, teach_net, teach_target
+
+TRAINED: tuple[Family, ...] = ("dspark", "eagle3")
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
+    return teach_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def nets(
+    taught: TaughtTarget, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Family, TrainedNet]:
+    path = tmp_path_factory.mktemp("nets")
+    return {
+        family: teach_net(family, taught, path, is_reduced=family == "dspark") for family in TRAINED
+    }
