@@ -161,6 +161,12 @@ class _NetLimits(Section):
     max_draft_len: int = Field(
         default=8, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
     )
+    min_score: float = Field(
+        default=0.3,
+        ge=0.0,
+        lt=1.0,
+        description="Nodes that are less likely to be accepted, by the net's word, end a draft.",
+    )
 
 
 class DraftNetConfig(_NetLimits):

@@ -62,6 +62,7 @@ def _of_any_kind(item: ShippedConfig, target: TargetIdentity, folder: Path) -> _
         source=str(folder / found.file),
         num_children=item.num_children,
         max_draft_len=item.max_draft_len,
+        min_score=item.min_score,
     )
 
 

@@ -162,4 +162,4 @@ def _net_parts(config: DraftNetConfig, resources: DrafterResources) -> DraftNetP
 
 
 def _net_rules(config: DraftNetConfig) -> DraftNetRules:
-    return DraftNetRules(num_children=config.num_children, max_draft_len=config.max_draft_len)
+    return DraftNetRules(config.num_children, config.max_draft_len, config.min_score)

@@ -41,7 +41,12 @@ def drafter_settings(net: NetSettings, source: str) -> dict[str, Any]:  # Any: s
         source: Folder of the exported drafter.
     """
     kind = "dflash" if net.family == "dflash2" else net.family
-    drafter = {"kind": kind, "source": source, "max_draft_len": net.max_draft_len}
+    drafter = {
+        "kind": kind,
+        "source": source,
+        "max_draft_len": net.max_draft_len,
+        "min_score": 0.0,
+    }
     return {
         "speculation.drafters": [drafter],
         "speculation.controller": "fixed",
