@@ -25,6 +25,12 @@ def rows_of(batch: StepBatch, paths: dict[str, list[int]]) -> list[TargetRows]:
     return target_rows(batch, paths, ForwardOutput(np.empty((0, 0), np.float32), {LAYER: states}))
 
 
+def told(rows: TargetRows) -> list[float]:
+    """The states of the rows that stay, out of those of the whole pass."""
+    states: list[float] = rows.taps[LAYER][torch.from_numpy(rows.rows)].flatten().tolist()
+    return states
+
+
 def test_a_prompt_chunk_is_told_with_the_tokens_behind_its_rows() -> None:
     request = make_request((10, 11, 12, 13))
     lease = request.lease = KvCache(8, 4).open(request.request_id, request.tokens, "")
@@ -38,7 +44,7 @@ def test_a_prompt_chunk_is_told_with_the_tokens_behind_its_rows() -> None:
     assert batch.forward.tap_layer_ids == (LAYER,)
     assert list(rows.next_tokens) == [11, 12]
     assert rows.slots.tolist() == lease.slots(0, 2).tolist()
-    assert rows.taps[LAYER].flatten().tolist() == [0.0, 1.0]
+    assert told(rows) == [0.0, 1.0]
 
 
 def test_of_a_tree_only_the_kept_path_is_told() -> None:
@@ -59,7 +65,7 @@ def test_of_a_tree_only_the_kept_path_is_told() -> None:
 
     assert list(rows.next_tokens) == [60, 61, 7]
     assert len(rows.slots) == 5
-    assert rows.taps[LAYER].flatten().tolist() == [0.0, 2.0, 3.0]
+    assert told(rows) == [0.0, 2.0, 3.0]
 
 
 def test_behind_the_last_row_of_a_finished_text_is_no_token() -> None:
@@ -73,4 +79,4 @@ def test_behind_the_last_row_of_a_finished_text_is_no_token() -> None:
     (rows,) = rows_of(batch, {})
 
     assert list(rows.next_tokens) == [11, 12]
-    assert len(rows.taps[LAYER]) == 3
+    assert told(rows) == [0.0, 1.0, 2.0]
