@@ -76,7 +76,7 @@ def test_a_net_stays_in_the_blocks_that_it_is_stored_in(
 ) -> None:
     net = tiny_net(family)
     path = tmp_path / "draft.gguf"
-    write_draft_gguf(path, net.hparams, net.parameters, net.draft_token_ids, kind)
+    write_draft_gguf(path, net.hparams, net.parameters, net.draft_token_ids, kind, {})
     target, ends = target_hparams(), tiny_ends()
 
     exact = load_draft(open_checkpoint(path), target, ends, torch.float32)
