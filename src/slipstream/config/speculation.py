@@ -261,7 +261,7 @@ class SpeculationConfig(Section):
     """Drafting and verification."""
 
     drafters: tuple[Annotated[DrafterConfig, BeforeValidator(tagged)], ...] = Field(
-        default=(SuffixConfig(), ShippedConfig()),
+        default=(SuffixConfig(),),
         strict=False,
         description=(
             "Drafter instances; their proposals are merged into one tree. An empty list is "

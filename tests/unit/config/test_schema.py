@@ -15,15 +15,14 @@ from slipstream.config.schema import Config
 from slipstream.config.section import parse_bytes
 from slipstream.config.speculation import (
     NgramConfig,
-    ShippedConfig,
     SpeculationConfig,
     SuffixConfig,
 )
 
 
-def test_defaults_speculate_with_suffix_and_shipped_drafter_under_cost_control() -> None:
+def test_defaults_speculate_with_one_suffix_drafter_under_cost_control() -> None:
     speculation = Config().speculation
-    assert speculation.drafters == (SuffixConfig(), ShippedConfig())
+    assert speculation.drafters == (SuffixConfig(),)
     assert speculation.controller == CostControl()
 
 
