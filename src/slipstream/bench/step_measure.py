@@ -47,7 +47,7 @@ class StepMeter:
 
     Args:
         engine: With a `FillerDrafter`.
-        plan: Only `context_len`, `num_steps` and `seed` are read here.
+        plan: Only `context_len`, `num_steps`, `seed` and `temperature` are read here.
         page_size: Tokens of a page of the cache.
     Raises:
         ConfigError: The engine has no room for a case.
@@ -145,7 +145,10 @@ class StepMeter:
         self._num_requests += 1
         request_id = f"bench-{self._num_requests}"
         params = SamplingParams(
-            temperature=0.0, max_tokens=self._engine.info.max_model_len, ignore_eos=True, seed=0
+            temperature=self._plan.temperature,
+            max_tokens=self._engine.info.max_model_len,
+            ignore_eos=True,
+            seed=self._plan.seed + self._num_requests,
         )
         self._engine.submit(Submit(request_id, tuple(prompt), params, speculation=options))
         self._lengths[request_id] = len(prompt)

@@ -43,6 +43,8 @@ class StepRunPlan:
             prompt's chunk.
         num_steps: Measured steps of a case in one round.
         num_rounds: Each round runs all cases, so that a busy moment falls on all of them.
+        seed: Of prompts and noise.
+        temperature: Of every request; 0 draws the best token.
     """
 
     cases: tuple[StepCase, ...]
@@ -50,6 +52,7 @@ class StepRunPlan:
     num_steps: int
     num_rounds: int
     seed: int = 1
+    temperature: float = 0.0
 
 
 def parse_cases(rows: str, shape: str) -> tuple[StepCase, ...]:

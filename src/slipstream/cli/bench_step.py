@@ -29,6 +29,9 @@ def step(
     ] = "auto",
     steps: Annotated[int, typer.Option(min=1, help="Of each case in a round.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Each runs all cases in turn.")] = 5,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="Of every request; above 0 draws with noise.")
+    ] = 0.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
     model: ModelOption = None,
@@ -36,7 +39,9 @@ def step(
     settings: SetOption = None,
 ) -> None:
     """Run real steps and say where their time goes, and what bandwidth would allow."""
-    plan = StepRunPlan(parse_cases(rows, shape), context_len, steps, rounds)
+    plan = StepRunPlan(
+        parse_cases(rows, shape), context_len, steps, rounds, temperature=temperature
+    )
     for path in (json_file, plot):
         if path is not None:
             check_writable(path)

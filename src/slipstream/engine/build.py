@@ -39,7 +39,6 @@ from slipstream.kv.cache import KvCache
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.identity import identify
 from slipstream.observability.engine_metrics import EngineMetrics
-from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.build import build_drafters
 from slipstream.speculation.control import DraftLimit, FixedController, LengthController
 from slipstream.speculation.cost import StepCost
@@ -89,7 +88,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     runner = _runner(target, kv, config.memory.kv_dtype)
     recurrence.equip(runner.storage, plan)
     _watch_kernels(metrics, "target", runner)
-    sampler = Sampler(target.vocab_size, target.tokenizer.eos_token_ids)
+    sampler = target.sampler()
     draft_parts = _draft_parts(config, drafts, plan, target, metrics)
     drafters = build_drafters(
         config.speculation,
@@ -210,7 +209,7 @@ def _draft_parts(
         parts[name] = DraftModelParts(
             runner=runner,
             kv=kv,
-            sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
+            sampler=target.sampler(),
             max_len=loaded.max_model_len,
             kv_bytes_per_token=loaded.kv_bytes_per_token(config.memory.draft_kv_dtype),
             weight_bytes=loaded.model.weight_bytes,

@@ -23,6 +23,7 @@ from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.hparams import DraftFamily, family_of
 from slipstream.models.drafts.load import AnyDraftNet, load_draft
 from slipstream.models.load import load_model
+from slipstream.sampling.sampler import Sampler
 from slipstream.tokenization.gguf_tokenizer import has_vocabulary
 from slipstream.tokenization.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
 from slipstream.tokenization.vocabulary import require_same_vocabulary
@@ -62,6 +63,10 @@ class LoadedModel:
     def vocab_size(self) -> int:
         """Ids that may be drawn: those that both the tokenizer and the head know."""
         return min(self.tokenizer.vocab_size, self.model.hparams.vocab_size)
+
+    def sampler(self) -> Sampler:
+        """A new one, since a sampler has buffers, for one user of this model's vocabulary."""
+        return Sampler(self.vocab_size, self.tokenizer.eos_token_ids, open_kernels())
 
     def kv_dtype(self, setting: str) -> torch.dtype:
         """Type of keys and values; `auto` is that of the weights."""

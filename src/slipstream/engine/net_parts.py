@@ -10,7 +10,6 @@ from slipstream.engine.loading import LoadedModel
 from slipstream.kv.cache import KvCache
 from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.load import AnyDraftNet
-from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.learned.parts import DraftNetParts, num_request_slots
 
 
@@ -32,7 +31,7 @@ def net_parts(
         parts[item.name] = DraftNetParts(
             net=net,
             storage=KvStorage(num_slots, body.num_layers, body.kv_heads, body.head_dim, dtype),
-            sampler=Sampler(target.vocab_size, target.tokenizer.eos_token_ids),
+            sampler=target.sampler(),
             max_len=min(target.max_model_len, body.max_positions),
             num_spare_slots=num_spare,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 
 import numpy as np
 import numpy.typing as npt
@@ -188,4 +189,24 @@ class Pass(ctypes.Structure):
         ("intermediate_size", ctypes.c_int32),
         ("gate", ctypes.c_int32),
         ("stage_ns", ctypes.c_void_p),
+    )
+
+
+DRAW = struct.Struct("@5P2Qd2f3i4x")
+"""`slipstream::Draw`; packed, because a step makes one per request."""
+
+MAX_DRAW_COUNT = 64
+
+
+class DrawCall(ctypes.Structure):
+    """`slipstream::DrawCall`."""
+
+    _fields_ = (
+        ("draws", ctypes.c_void_p),
+        ("token_ids", ctypes.c_void_p),
+        ("probs", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("num_draws", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("count", ctypes.c_int32),
     )

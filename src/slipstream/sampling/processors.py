@@ -7,14 +7,38 @@ logit_bias, bad_words, allowed_token_ids, min_tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from slipstream.sampling.noise import FloatArray, IntArray
 from slipstream.sampling.params import SamplingParams, check_token_ids
 from slipstream.sampling.state import SamplingState
+from slipstream.sampling.transforms import least_weight
 
 _MINUS_INF = np.float32(-np.inf)
+_NO_IDS: IntArray = np.empty(0, np.int64)
+
+
+class Edits(NamedTuple):
+    """Changed logits of one row.
+
+    Attributes:
+        places: [edits] int64 columns; one that is there twice has the same value both times.
+        values: [edits] float32 the processed logits there.
+    """
+
+    places: IntArray
+    values: FloatArray
+
+    def addresses(self) -> tuple[int, int]:
+        """Where both arrays lie, as long as this object holds them; 0 where they are empty."""
+        if not self.places.size:
+            return 0, 0
+        return self.places.ctypes.data, self.values.ctypes.data
+
+
+NO_EDITS = Edits(_NO_IDS, np.empty(0, np.float32))
 
 
 class Processors:
@@ -27,6 +51,8 @@ class Processors:
 
     Attributes:
         is_idle: Whether they never change a logit.
+        filters: top_p, temperature (0 = greedy), least log-weight and top_k, as the kernels
+            take them.
 
     Raises:
         InvalidRequestError: `params` names a token outside the vocabulary.
@@ -37,6 +63,12 @@ class Processors:
     ) -> None:
         check_token_ids(params, vocab_size)
         self.params = params
+        self.filters = (
+            params.top_p,
+            0.0 if params.is_greedy else params.temperature,
+            float(least_weight(params)),
+            min(params.top_k, vocab_size),
+        )
         self._vocab_size = vocab_size
         self._bias_ids = _ids(params.logit_bias)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
@@ -69,14 +101,60 @@ class Processors:
             return logits
         np.copyto(out, logits)
         with np.errstate(all="ignore"):  # what becomes infinite is found by who looks for the best
-            self._change(out, state)
+            drawn = _ids(state.output_counts) if self.params.has_penalties else _NO_IDS
+            self._change(out, state, drawn)
         return out
 
-    def _change(self, out: FloatArray, state: SamplingState) -> None:
+    def edits(
+        self,
+        logits: FloatArray,  # [columns]
+        state: SamplingState,
+        scratch: FloatArray,  # [vocab], overwritten in part
+        columns: IntArray | None = None,
+    ) -> Edits:
+        """Where `apply` changes a row, and to what, without copying the row.
+
+        Args:
+            columns: [vocab] the column of each token, -1 for those that the row lacks; None where
+                column and token are one.
+        """
+        drawn = _ids(state.output_counts) if self.params.has_penalties else _NO_IDS
+        changed = ids = self._changed_ids(state, drawn)
+        places = ids if columns is None else columns[ids]
+        if columns is not None:
+            is_here = places >= 0
+            ids, places = ids[is_here], places[is_here]
+            scratch[changed] = _MINUS_INF
+        scratch[ids] = logits[places]
+        with np.errstate(all="ignore"):
+            self._change(scratch, state, drawn)
+        return Edits(places, scratch[ids])
+
+    def _changed_ids(self, state: SamplingState, drawn: IntArray) -> IntArray:
+        """Every token whose logit may change, some of them several times."""
+        parts = [self._bias_ids, self._banned_ids]
         if self.params.has_penalties:
-            self._penalise(out, state)
-        out[self._bias_ids] += self._bias
-        out[self._banned_ids] = _MINUS_INF
+            parts += [self._prompt_ids(state.prompt_tokens), drawn]
+        if self._long_words:
+            parts.append(_ids(word[-1] for word in self._long_words))
+        if self._forbidden_ids is not None:
+            parts.append(self._forbidden_ids)
+        if state.num_output < self.params.min_tokens:
+            parts.append(self._stop_ids)
+        return np.concatenate(parts)
+
+    def _change(self, out: FloatArray, state: SamplingState, drawn: IntArray) -> None:
+        """Process a row in place; only tokens of `_changed_ids` are read or written.
+
+        Args:
+            drawn: The keys of `state.output_counts`, where there are penalties.
+        """
+        if self.params.has_penalties:
+            self._penalise(out, state, drawn)
+        if self._bias_ids.size:
+            out[self._bias_ids] += self._bias
+        if self._banned_ids.size:
+            out[self._banned_ids] = _MINUS_INF
         for word in self._long_words:
             prefix = word[:-1]
             if state.recent[-len(prefix) :] == prefix:
@@ -86,21 +164,20 @@ class Processors:
         if state.num_output < self.params.min_tokens:
             out[self._stop_ids] = _MINUS_INF
 
-    def _penalise(self, logits: FloatArray, state: SamplingState) -> None:
+    def _penalise(self, logits: FloatArray, state: SamplingState, drawn: IntArray) -> None:
         params = self.params
-        drawn = _ids(state.output_counts)
         if params.repetition_penalty != 1.0:
-            is_seen = np.zeros(logits.size, dtype=np.bool_)
-            is_seen[self._prompt_ids(state.prompt_tokens)] = True
-            is_seen[drawn] = True
-            seen = np.flatnonzero(is_seen)
+            # A token that is in both gets the same value twice.
+            seen = np.concatenate((self._prompt_ids(state.prompt_tokens), drawn))
             # CTRL (arXiv:1909.05858), section 4.1, with the sign rule that all servers follow.
             values, penalty = logits[seen], np.float32(params.repetition_penalty)
             logits[seen] = np.where(values > 0, values / penalty, values * penalty)
         if drawn.size and (params.presence_penalty or params.frequency_penalty):
-            counts = np.fromiter(state.output_counts.values(), dtype=np.float32)
-            logits[drawn] -= np.float32(params.presence_penalty)
-            logits[drawn] -= np.float32(params.frequency_penalty) * counts
+            counts = np.fromiter(state.output_counts.values(), np.float32, drawn.size)
+            values = logits[drawn]
+            values -= np.float32(params.presence_penalty)
+            values -= np.float32(params.frequency_penalty) * counts
+            logits[drawn] = values
 
     def _prompt_ids(self, tokens: frozenset[int]) -> IntArray:
         """The prompt's drawable tokens as an array, kept while states share the same set."""

@@ -1,12 +1,12 @@
 """The sampler: token = sample(logits row, params, state, seed, position), and nothing else.
 
-Rows are computed one at a time by the same code, so a row's result cannot depend on how many
-rows, or which, are in the call, nor on the number of threads.
+Each row is computed by itself, so its result cannot depend on how many rows, or which, are in the
+call, nor on the number of threads. The rule is written in numpy (`row_rule.py`); native kernels
+draw what it would draw, and it is asked where they cannot be sure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,15 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.errors import EngineFailureError, InvalidRequestError, RequestError, SlipstreamError
-from slipstream.sampling.draw import Workspace, draw_best
-from slipstream.sampling.noise import FloatArray, IntArray, noise_key
+from slipstream.errors import InvalidRequestError, RequestError, SlipstreamError
+from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.structs import MAX_DRAW_COUNT
+from slipstream.sampling.native_rows import (
+    NO_NODES,
+    DrawnRow,
+    Int32Array,
+    NativeRows,
+    TokenSubset,
+)
+from slipstream.sampling.noise import FloatArray, IntArray
 from slipstream.sampling.params import SamplingParams
-from slipstream.sampling.processors import Processors
+from slipstream.sampling.row_rule import RowRule
 from slipstream.sampling.state import SamplingState
-from slipstream.sampling.transforms import best_ids, kept_ids, temper
-
-_MAX_PREPARED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,19 @@ class Sampler:
         vocab_size: Size of the tokenizer's vocabulary. Logits may be padded beyond it; the
             padding is never read.
         eos_token_ids: Tokens that end an output, banned by `min_tokens`.
+        kernels: The native kernels, which draw the same tokens sooner; None leaves it to numpy.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        kernels: KernelLibrary | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._workspace = Workspace(vocab_size)
-        self._prepared: dict[int, Processors] = {}
+        self._rule = RowRule(vocab_size, self.eos_token_ids)
+        self._native = None if kernels is None else NativeRows(kernels, vocab_size)
 
     def sample(
         self,
@@ -109,21 +120,46 @@ class Sampler:
         requests: Sequence[RowRequest],
     ) -> list[int | SamplingError]:
         """The token of each row, or why that row has none."""
-        return self.draw(list(self._array(logits, len(requests))), requests)
+        rows = _rows(logits, len(requests), self.vocab_size)
+        return self.draw(rows, range(len(rows)), requests)
 
     def draw(
         self,
-        rows: Sequence[FloatArray],  # [vocab or more] each
+        logits: FloatArray,  # [any number, vocab or more] as from `host_rows`
+        rows: Sequence[int],
         requests: Sequence[RowRequest],
     ) -> list[int | SamplingError]:
-        """As `outcomes`, of rows as `host_rows` gives them."""
-        outcomes: list[int | SamplingError] = []
-        for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
-            try:
-                outcomes.append(self._draw(row[: self.vocab_size], request, index))
-            except SamplingError as error:
-                outcomes.append(error)
-        return outcomes
+        """As `outcomes`, of chosen rows."""
+        return [walk[0] for walk in self.walk(logits, rows, requests)]
+
+    def walk(
+        self,
+        logits: FloatArray,  # [any number, vocab or more] as from `host_rows`
+        rows: Sequence[int],
+        requests: Sequence[RowRequest],
+        nodes: Sequence[Int32Array] | None = None,
+    ) -> list[list[int | SamplingError]]:
+        """Tokens from each row on: its own, then that of the node which carries it, and so on.
+
+        Args:
+            nodes: Of each row, see `DrawnRow.nodes`; None where no row has any.
+        Returns: At least one outcome for each row. A walk may end before its tree does: it goes on
+            at the row of the last node that it has reached.
+        """
+        walks: list[list[int | SamplingError]] = [[] for _ in rows]
+        if self._native is not None and not _is_plain_greedy(requests, nodes):
+            asked = self._askable(rows, requests, nodes)
+            drawn = self._native.draw(logits, list(asked.values()))
+            for number, tokens in zip(asked, drawn, strict=True):
+                walks[number] += tokens
+        for number, walk in enumerate(walks):
+            if not walk:
+                row, request = logits[rows[number], : self.vocab_size], requests[number]
+                try:
+                    walk.append(self._rule.draw(row, request))
+                except RequestError as error:
+                    walk.append(SamplingError(number, error))
+        return walks
 
     def processed(
         self,
@@ -137,123 +173,108 @@ class Sampler:
         Raises:
             SamplingError: As in `sample`.
         """
+        rows = _rows(logits, len(requests), self.vocab_size)[:, : self.vocab_size]
         result = np.empty((len(requests), self.vocab_size), dtype=np.float32)
-        with np.errstate(all="ignore"):
-            for index, (row, request) in enumerate(self._rows(logits, requests)):
-                values, best = self._process(row, request, index)
-                if request.params.is_greedy:
-                    result[index] = values
-                    continue
-                values, kept = self._shape(values, best, request.params)
-                if kept is None:
-                    result[index] = values
-                else:
-                    result[index] = -np.inf
-                    result[index, kept] = values[kept]
+        for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            try:
+                result[index] = self._rule.processed(row, request)
+            except RequestError as error:
+                raise SamplingError(index, error) from error
         return torch.from_numpy(result)
 
     def top_candidates(
         self,
-        logits: Tensor,  # [rows, vocab or more] float32
+        logits: Tensor,  # [rows, vocab or more] float32, or [rows, columns] with `subset`
         requests: Sequence[RowRequest],
         k: int,
+        subset: TokenSubset | None = None,
     ) -> Candidates:
         """The k best tokens of each row by perturbed logit; the first is what `sample` returns.
 
         A drafter that proposes them proposes in the order in which the target's own noise
         prefers them. A greedy row's are the k best by processed logit.
 
+        Args:
+            subset: The tokens that the rows' columns stand for; all others count as impossible.
+
         Raises:
             SamplingError: As in `sample`.
         """
+        num_columns = self.vocab_size if subset is None else subset.ids.size
+        rows = _rows(logits, len(requests), num_columns)
         ids = np.full((len(requests), k), -1, dtype=np.int64)
         probs = np.zeros((len(requests), k), dtype=np.float32)
-        with np.errstate(all="ignore"):
-            for index, (row, request) in enumerate(self._rows(logits, requests)):
-                values, best = self._process(row, request, index)
-                if request.params.is_greedy:
-                    chosen = best_ids(values, k)
-                    weights, kept = temper(values, best, 1.0, self._workspace.log_weights), None
-                else:
-                    weights, kept = self._shape(values, best, request.params)
-                    key = noise_key(request.seed, request.position)
-                    chosen = draw_best(weights, kept, key, k, self._workspace)
-                ids[index, : chosen.size] = chosen
-                total = np.exp(weights if kept is None else weights[kept]).sum(dtype=np.float64)
-                probs[index, : chosen.size] = np.exp(weights[chosen]) / total
+        if self._native is not None and k <= MAX_DRAW_COUNT:
+            asked = self._askable(range(len(rows)), requests)
+            numbers = list(asked)
+            places, probs[numbers] = self._native.best(rows, list(asked.values()), k, subset)
+            ids[numbers] = places if subset is None else _ids_at(places, subset)
+        for index in np.flatnonzero(ids[:, 0] == -1).tolist():
+            row = _whole(rows[index], self.vocab_size, subset)
+            try:
+                best = self._rule.best(row, requests[index], k)
+            except RequestError as error:
+                raise SamplingError(index, error) from error
+            ids[index, : best.ids.size] = best.ids
+            probs[index, : best.ids.size] = best.probs
         return Candidates(ids, probs)
 
     def takes_logits_as_they_are(self, params: SamplingParams) -> bool:
         """Whether only temperature, filters and noise stand between logits and the choice."""
         try:
-            return self._processors(params).is_idle
+            return self._rule.processors(params).is_idle
         except InvalidRequestError:
             return False
 
-    def _draw(self, row: FloatArray, request: RowRequest, index: int) -> int:
-        if request.params.is_greedy:
-            values = self._processed(row, request, index)
-            token = int(values.argmax())
-            if not math.isfinite(values.item(token)):  # a NaN counts as the largest
-                raise SamplingError(index, _why_not_finite(row.max(), values[token], request))
-            return token
-        with np.errstate(all="ignore"):
-            values, best = self._process(row, request, index)
-            weights, kept = self._shape(values, best, request.params)
-            key = noise_key(request.seed, request.position)
-            return int(draw_best(weights, kept, key, 1, self._workspace)[0])
+    def _askable(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[RowRequest],
+        nodes: Sequence[Int32Array] | None = None,
+    ) -> dict[int, DrawnRow]:
+        """What can be drawn by number; rows whose parameters name unknown tokens cannot."""
+        asked: dict[int, DrawnRow] = {}
+        for number, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            try:
+                processors = self._rule.processors(request.params)
+            except InvalidRequestError:
+                continue  # the rule says so again, to whom it concerns
+            of_row = NO_NODES if nodes is None else nodes[number]
+            asked[number] = DrawnRow(row, request, processors, of_row)
+        return asked
 
-    def _process(
-        self, row: FloatArray, request: RowRequest, index: int
-    ) -> tuple[FloatArray, np.float32]:
-        """The processed logits and their finite maximum."""
-        values = self._processed(row, request, index)
-        best = values.max()
-        if np.isfinite(best):
-            return values, best
-        raise SamplingError(index, _why_not_finite(row.max(), best, request))
 
-    def _processed(self, row: FloatArray, request: RowRequest, index: int) -> FloatArray:
-        try:
-            processors = self._processors(request.params)
-        except InvalidRequestError as error:
-            raise SamplingError(index, error) from error
-        return processors.apply(row, request.state, self._workspace.processed)
+def _is_plain_greedy(requests: Sequence[RowRequest], nodes: Sequence[Int32Array] | None) -> bool:
+    """Whether all is one maximum of one row, where numpy is quicker than preparing a call."""
+    is_one = len(requests) == 1 and (nodes is None or nodes[0] is NO_NODES)
+    return is_one and requests[0].params.is_greedy
 
-    def _shape(
-        self, values: FloatArray, best: np.float32, params: SamplingParams
-    ) -> tuple[FloatArray, IntArray | None]:
-        """Log-weights (maximum 0), and the ids that the filters keep (None for all)."""
-        weights = temper(values, best, params.temperature, self._workspace.log_weights)
-        return weights, kept_ids(weights, params)
 
-    def _processors(self, params: SamplingParams) -> Processors:
-        """Prepared processors, remembered by the identity of `params`."""
-        prepared = self._prepared.get(id(params))
-        if prepared is None:
-            prepared = Processors(params, self.vocab_size, self.eos_token_ids)
-            if len(self._prepared) >= _MAX_PREPARED:
-                del self._prepared[next(iter(self._prepared))]
-            self._prepared[id(params)] = prepared  # it holds params, so the id stays taken
-        return prepared
+def _rows(logits: Tensor, num_rows: int, num_columns: int) -> FloatArray:
+    if logits.ndim != 2 or logits.shape[0] != num_rows:
+        raise ValueError(
+            f"{num_rows} requests need as many rows of logits, got {tuple(logits.shape)}"
+        )
+    if logits.shape[1] < num_columns:
+        raise ValueError(
+            f"logits have {logits.shape[1]} columns, fewer than the vocabulary's "
+            f"{num_columns} tokens"
+        )
+    return host_rows(logits)
 
-    def _rows(
-        self, logits: Tensor, requests: Sequence[RowRequest]
-    ) -> list[tuple[FloatArray, RowRequest]]:
-        rows = self._array(logits, len(requests))
-        return list(zip((row[: self.vocab_size] for row in rows), requests, strict=True))
 
-    def _array(self, logits: Tensor, num_rows: int) -> FloatArray:
-        if logits.ndim != 2 or logits.shape[0] != num_rows:
-            raise ValueError(
-                f"{num_rows} requests need as many rows of logits, got {tuple(logits.shape)}"
-            )
-        if logits.shape[1] < self.vocab_size:
-            raise ValueError(
-                f"logits have {logits.shape[1]} columns, fewer than the vocabulary's "
-                f"{self.vocab_size} tokens"
-            )
-        return host_rows(logits)
+def _ids_at(places: Int32Array, subset: TokenSubset) -> IntArray:
+    """The tokens in these columns; -1 stays."""
+    return np.where(places < 0, -1, subset.ids[places])
+
+
+def _whole(row: FloatArray, vocab_size: int, subset: TokenSubset | None) -> FloatArray:
+    """[vocab] of a row that may have a part of the vocabulary."""
+    if subset is None:
+        return row[:vocab_size]
+    whole = np.full(vocab_size, -np.inf, np.float32)
+    whole[subset.ids] = row[: subset.ids.size]
+    return whole
 
 
 def host_rows(logits: Tensor | FloatArray) -> FloatArray:
@@ -267,24 +288,3 @@ def host_rows(logits: Tensor | FloatArray) -> FloatArray:
         logits = logits.detach().to("cpu", torch.float32)
     array: FloatArray = logits.numpy()
     return np.ascontiguousarray(array) if array.strides[1] != array.itemsize else array
-
-
-def _why_not_finite(raw_best: np.float32, best: np.float32, request: RowRequest) -> RequestError:
-    """Whose fault it is that a row has no largest finite logit: the model's or the request's."""
-    if not np.isfinite(raw_best):
-        return EngineFailureError(
-            f"the model's logits for position {request.position} are not finite (their largest is "
-            f"{raw_best}); no token can be drawn from them"
-        )
-    if np.isneginf(best):
-        return InvalidRequestError(
-            f"no token is left to draw at position {request.position}: allowed_token_ids, "
-            "bad_words and min_tokens together exclude the whole vocabulary",
-            hint="allow more tokens, or ban fewer",
-        )
-    return InvalidRequestError(
-        f"repetition_penalty {request.params.repetition_penalty:g} pushes a logit at position "
-        f"{request.position} beyond float32",
-        param="repetition_penalty",
-        hint="use a value between 0.5 and 2",
-    )

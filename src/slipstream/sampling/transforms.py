@@ -44,6 +44,11 @@ def temper(
     return out
 
 
+def least_weight(params: SamplingParams) -> np.float32:
+    """The least log-weight that min_p keeps; the least finite number where it is off."""
+    return np.float32(max(math.log(params.min_p), _LEAST) if params.min_p > 0.0 else _LEAST)
+
+
 def kept_ids(log_weights: FloatArray, params: SamplingParams) -> IntArray | None:
     """Token ids that survive the filters, ascending; None when no filter is set.
 
@@ -53,7 +58,7 @@ def kept_ids(log_weights: FloatArray, params: SamplingParams) -> IntArray | None
     has_top_k = 0 < params.top_k < log_weights.size
     if not has_top_k and params.top_p >= 1.0 and params.min_p <= 0.0:
         return None
-    floor = np.float32(max(math.log(params.min_p), _LEAST) if params.min_p > 0.0 else _LEAST)
+    floor = least_weight(params)
     if not has_top_k and params.top_p >= 1.0:
         return np.flatnonzero(log_weights >= floor)
     if has_top_k:

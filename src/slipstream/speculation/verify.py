@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from slipstream.errors import RequestError
+from slipstream.sampling.native_rows import NO_NODES, Int32Array
 from slipstream.sampling.noise import FloatArray
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError, host_rows
 from slipstream.sampling.state import SamplingState, advance
-from slipstream.speculation.tree import ROOT, DraftTree
+from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Verdict:
 def verify(
     sampler: Sampler, logits: Tensor | FloatArray, candidates: Sequence[Candidate]
 ) -> list[Verdict]:
-    """Walk every tree with the sampler, all trees one node deeper at a time.
+    """Walk every tree with the sampler, all trees together.
 
     Only rows that a walk reaches are sampled: behind the first token that the tree lacks, nothing
     counts.
@@ -71,10 +73,13 @@ def verify(
     walks = [_Walk(candidate) for candidate in candidates]
     pending = walks
     while pending:
-        drawn = sampler.draw(
-            [rows[walk.row()] for walk in pending], [walk.request() for walk in pending]
+        drawn = sampler.walk(
+            rows,
+            [walk.row() for walk in pending],
+            [walk.request() for walk in pending],
+            [walk.nodes() for walk in pending],
         )
-        pending = [walk for walk, token in zip(pending, drawn, strict=True) if walk.descend(token)]
+        pending = [walk for walk, steps in zip(pending, drawn, strict=True) if walk.follow(steps)]
     return [walk.verdict() for walk in walks]
 
 
@@ -101,17 +106,29 @@ class _Walk:
             position=self.candidate.position + len(self._tokens),
         )
 
+    def nodes(self) -> Int32Array:
+        """How the walk may go on without a look at what it has drawn."""
+        tree = self.candidate.tree
+        if tree is EMPTY_TREE or self.node != ROOT or self.candidate.params.needs_state:
+            return NO_NODES
+        return np.array((tree.tokens, tree.parents), dtype=np.int32)
+
+    def follow(self, steps: Sequence[int | SamplingError]) -> bool:
+        """Take what was drawn from here on; whether the walk goes on behind it."""
+        return all(self.descend(drawn) for drawn in steps)
+
     def descend(self, drawn: int | SamplingError) -> bool:
         """Take the token drawn at this node; whether a child carries it and the walk goes on."""
         if isinstance(drawn, SamplingError):
             self._fault = drawn.error
             return False
+        candidate = self.candidate
         self._tokens.append(drawn)
-        self._rows.append(self.row())
-        child = self.candidate.tree.child(self.node, drawn)
+        self._rows.append(candidate.row(self.node))
+        child = candidate.tree.child(self.node, drawn)
         if child is None:
             return False
-        self.state = advance(self.candidate.params, self.state, drawn)
+        self.state = advance(candidate.params, self.state, drawn)
         self._path.append(child)
         self.node = child
         return True

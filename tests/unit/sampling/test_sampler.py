@@ -18,6 +18,7 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError
 from slipstream.sampling.state import SamplingState, advance, initial_state
 from tests.support import sampling as oracle
+from tests.support.native import native_kernels
 
 VOCAB = 20_011  # odd, so that vector tails are met
 PADDED = 20_032
@@ -55,9 +56,11 @@ def mixed_batch(num_rows: int) -> tuple[Tensor, list[RowRequest]]:
     return random_logits(num_rows), requests
 
 
-@pytest.fixture
-def sampler() -> Sampler:
-    return Sampler(VOCAB, EOS)
+@pytest.fixture(params=["numpy", "amx", "portable"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    """By the rule alone, and with native kernels of each instruction set."""
+    isa = request.param
+    return Sampler(VOCAB, EOS, None if isa == "numpy" else native_kernels(isa))
 
 
 @pytest.fixture
@@ -193,9 +196,9 @@ def small_rows(draw: st.DrawFn) -> oracle.Row:
 
 
 @settings(max_examples=150, deadline=None)
-@given(row=small_rows())
-def test_token_and_distribution_agree_with_the_oracle(row: oracle.Row) -> None:
-    sampler = Sampler(12, row.eos)
+@given(row=small_rows(), is_native=st.booleans())
+def test_token_and_distribution_agree_with_the_oracle(row: oracle.Row, is_native: bool) -> None:
+    sampler = Sampler(12, row.eos, native_kernels() if is_native else None)
     state = initial_state(row.params, row.prompt)
     for token in row.output:
         state = advance(row.params, state, token)
@@ -346,6 +349,6 @@ def test_remembered_processors_do_not_grow_without_bound(sampler: Sampler) -> No
     fresh = [request(SamplingParams(logit_bias={3: number / 100})) for number in range(600)]
     for each in fresh:
         sampler.sample(logits, [each])
-    assert len(sampler._prepared) <= 512
+    assert len(sampler._rule._prepared) <= 512
     again = Sampler(VOCAB, EOS)
     assert sampler.sample(logits, [fresh[0]]) == again.sample(logits, [fresh[0]])

@@ -86,6 +86,7 @@ constexpr int HIDDEN_SCRATCH = 0;
 constexpr int PLAN_SCRATCH = 12;  // two for each plan of attention
 constexpr int ROW_SCRATCH = 28;   // packed rows, by the shape of their tiles
 constexpr int DRAFT_SCRATCH = 46;  // see draft.hpp
-constexpr int NUM_SCRATCH = 62;
+constexpr int DRAW_SCRATCH = 62;   // three
+constexpr int NUM_SCRATCH = 65;
 
 }  // namespace slipstream

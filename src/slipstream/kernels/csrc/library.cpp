@@ -196,6 +196,11 @@ SL_EXPORT void sl_noise(int isa, const uint32_t* token_ids, int count, const uin
                               out + size_t(row) * count);
 }
 
+SL_EXPORT void sl_draw(int isa, int num_threads, const DrawCall* call) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (call->num_draws > 1)
+    for (int i = 0; i < call->num_draws; i++) (SL_PICK(isa, draw))(*call, i);
+}
+
 SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }
 
 // Learn of committed rows: block nets store what they mean to them, chain nets compute rows of their own.

@@ -89,6 +89,17 @@ SL_INLINE f32x16 permute(f32x16 a) {
     return __builtin_shufflevector(a, a, I...);
 }
 
+// Bit i is set where lane i of a comparison holds.
+SL_INLINE uint32_t mask_of(i32x16 a) {
+#if defined(__AVX512DQ__)
+    return _mm512_movepi32_mask(__m512i(a));
+#else
+    uint32_t mask = 0;
+    for (int i = 0; i < 16; i++) mask |= uint32_t(a[i] & 1) << i;
+    return mask;
+#endif
+}
+
 // Sum of the lanes: halves, quarters, pairs.
 SL_INLINE float sum(f32x16 a) {
     a = a + permute<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(a);
