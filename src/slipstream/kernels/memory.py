@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 4096
+_LINE = 64
 _HUGE_PAGE = 2 * 2**20
 _REGION_BYTES = 32 * 2**20
 
@@ -20,9 +21,9 @@ class WeightMemory:
         self._used = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8, zero, aligned to a page."""
+        """[num_bytes] uint8, zero, aligned to a page; kernels may read a line past its end."""
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
-        if start + num_bytes > len(self._region):
+        if start + num_bytes + _LINE > len(self._region):
             self._region = _new_region(max(num_bytes, _REGION_BYTES))
             start = 0
         self._used = start + num_bytes
@@ -46,4 +47,4 @@ def zeros_on_huge_pages(num_bytes: int) -> Tensor:
 
 
 def _new_region(num_bytes: int) -> Tensor:
-    return zeros_on_huge_pages(-(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
+    return zeros_on_huge_pages(-(-(num_bytes + _LINE) // _HUGE_PAGE) * _HUGE_PAGE)

@@ -56,6 +56,7 @@ class Product(ctypes.Structure):
         ("out_stride", ctypes.c_int64),
         ("num_rows", ctypes.c_int32),
         ("store", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
     )
 
 

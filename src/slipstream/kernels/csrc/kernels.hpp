@@ -34,6 +34,7 @@ struct Product {
     int64_t out_stride;
     int32_t num_rows;
     int32_t store;
+    const Matrix* next;  // of the product that follows at once, or null: a hint
 };
 
 struct Share {
@@ -52,6 +53,12 @@ constexpr size_t header_bytes(int format) { return format == BF16 ? 0 : format =
 
 constexpr size_t tile_bytes(int format) {
     return header_bytes(format) + (format == BF16 ? 1024 : format == Q8_0 ? 512 : 256);
+}
+
+// A strip: the tiles of sixteen outputs.
+inline int num_strips(const Matrix& m) { return ceil_div(m.num_out, TILE_OUT); }
+inline size_t strip_bytes(const Matrix& m) {
+    return ceil_div(m.num_in, TILE_IN) * tile_bytes(m.format);
 }
 
 inline float widen(uint16_t h) {

@@ -42,13 +42,15 @@ Kernels kernels_for(int isa) {
 }
 
 void Member::multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows,
-                      int store) const {
+                      int store, const Matrices* next) const {
     int first = 0;
     for (int i = 0; i < m.num_parts; i++) {
         if (i) team_barrier();  // the shared memory is in use until all are done
         const Matrix& part = m.parts[i];
-        kernels.multiply[part.inputs]({part, x, out + first, num_in, m.num_out, num_rows, store},
-                                      thread, num_threads, shared, team_barrier);
+        const Matrix* following = i + 1 < m.num_parts ? &m.parts[i + 1] : next ? next->parts : nullptr;
+        kernels.multiply[part.inputs](
+            {part, x, out + first, num_in, m.num_out, num_rows, store, following}, thread, num_threads,
+            shared, team_barrier);
         first += part.num_out;
     }
     team_barrier();
@@ -66,7 +68,8 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     const uint16_t* normed =
         input ? input : normalised(pass, layer.input_norm, buffers.normed, member);
     watch.mark(NORMS);
-    member.multiply(layer.qkv, normed, input ? input_size : hidden, buffers.qkv, num_rows, TO_F32);
+    member.multiply(layer.qkv, normed, input ? input_size : hidden, buffers.qkv, num_rows, TO_F32,
+                    &layer.attention_output);
     watch.mark(QKV);
     member.kernels.rotate_and_store({buffers.qkv, layer.cosines, layer.sines, pass.positions, pass.slots,
                                      layer.keys, layer.values, layer.q_norm, layer.k_norm,
@@ -83,9 +86,9 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     team_barrier();
     watch.mark(ATTENTION);
     const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm,
-                                   Stage stage) {
+                                   Stage stage, const Matrices* next) {
         float* out = norm.weight ? buffers.output : pass.hidden;
-        member.multiply(m, x, num_in, out, num_rows, norm.weight ? TO_F32 : ADD_F32);
+        member.multiply(m, x, num_in, out, num_rows, norm.weight ? TO_F32 : ADD_F32, next);
         watch.mark(stage);
         if (!norm.weight) return;
         member.kernels.normalise_add(norm, buffers.output, pass.hidden, rows);
@@ -93,15 +96,17 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
         watch.mark(NORMS);
     };
     add_to_hidden(layer.attention_output, buffers.mixed, q_size, layer.attention_output_norm,
-                  ATTENTION_OUTPUT);
+                  ATTENTION_OUTPUT, &layer.gate_up);
     normed = normalised(pass, layer.mlp_norm, buffers.normed, member);
     watch.mark(NORMS);
-    member.multiply(layer.gate_up, normed, hidden, buffers.gate_up, num_rows, TO_F32);
+    member.multiply(layer.gate_up, normed, hidden, buffers.gate_up, num_rows, TO_F32, &layer.down);
     watch.mark(GATE_UP);
     member.kernels.gate(pass.gate, buffers.gate_up, buffers.gated, pass.intermediate_size, rows);
     team_barrier();
     watch.mark(GATE);
-    add_to_hidden(layer.down, buffers.gated, pass.intermediate_size, layer.mlp_output_norm, DOWN);
+    const bool is_last = index + 1 == pass.num_layers;
+    const Matrices* next = !is_last ? &pass.layers[index + 1].qkv : pass.num_logit_rows ? &pass.head : nullptr;
+    add_to_hidden(layer.down, buffers.gated, pass.intermediate_size, layer.mlp_output_norm, DOWN, next);
     if (layer.tap) {
         const size_t at = size_t(rows.begin) * hidden, count = size_t(rows.end - rows.begin) * hidden;
         memcpy(layer.tap + at, pass.hidden + at, sizeof(float) * count);

@@ -123,7 +123,7 @@ SL_EXPORT void sl_read_rows(const Matrix* matrix, const int64_t* rows, int count
         read_row(*matrix, static_cast<int>(rows[i]), out + size_t(i) * matrix->num_in);
 }
 
-// `products`: [count], computed one after the other by one team.
+// `products`: [count], computed one after the other by one team; `next` is set here.
 SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
@@ -135,8 +135,9 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
         team = &barrier;
         for (int i = 0; i < count; i++) {
             if (i) team_barrier();  // the shared memory is in use until all are done
-            multiply_for(isa, products[i].matrix.inputs)(products[i], team_thread(), team_size(), shared,
-                                                         team_barrier);
+            Product p = products[i];
+            p.next = i + 1 < count ? &products[i + 1].matrix : nullptr;
+            multiply_for(isa, p.matrix.inputs)(p, team_thread(), team_size(), shared, team_barrier);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 #include "amx.hpp"
 #include "linear_parts.hpp"
+#include "linear_row.hpp"
 
 namespace slipstream {
 namespace {
@@ -24,7 +25,7 @@ struct Rows {
 // step k then has its rows in the k-th part of its left tile and zeros in the others, so that one
 // tile takes several steps before it is stored. (A store takes as long as a product.)
 constexpr int steps_per_tile(int format, int num_rows) {
-    return format == BF16 || num_rows > 8 ? 1 : num_rows == 1 ? 4 : 2;
+    return format == BF16 || num_rows > 8 ? 1 : 2;
 }
 
 // Codes of a tile as bf16 numbers, [16 pairs][16 outputs][2].
@@ -68,13 +69,32 @@ inline void add_product(const Rows& x, int k, const uint8_t* weights) {
     _tile_dpbf16ps(0, 4, 6);
 }
 
-template <int NUM_ROWS>
-SL_INLINE void multiply_strip_bf16(const uint8_t* strip, int num_steps, const Rows& x, __m512* sums) {
+// NUM strips of bf16 tiles side by side, to [NUM][16 rows][16 outputs].
+template <int NUM>
+SL_INLINE void multiply_strips_bf16(const uint8_t* strips, size_t bytes, int num_steps, const Rows& x,
+                                    Ahead ahead, float* sums) {
     _tile_zero(0);
-    for (int k = 0; k < num_steps; k++) add_product(x, k, strip + k * TILE);
-    alignas(64) float held[NUM_ROWS * 16];
-    _tile_stored(0, held, 64);
-    for (int m = 0; m < NUM_ROWS; m++) sums[m] = _mm512_load_ps(held + 16 * m);
+    if (NUM > 1) _tile_zero(1);
+    if (NUM > 2) _tile_zero(2);
+    if (NUM > 2) _tile_zero(3);
+    for (int k = 0; k < num_steps; k++, strips += TILE) {
+        for (size_t i = 0; i < TILE; i += LINE) ahead.fetch(LINE);
+        _tile_loadd(4, x.data + k * x.step, x.stride);
+        _tile_loadd(6, strips, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (NUM == 1) continue;
+        _tile_loadd(7, strips + bytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (NUM == 2) continue;
+        _tile_loadd(6, strips + 2 * bytes, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, strips + 3 * bytes, 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(0, sums, 64);
+    if (NUM > 1) _tile_stored(1, sums + 16 * TILE_ROWS, 64);
+    if (NUM > 2) _tile_stored(2, sums + 32 * TILE_ROWS, 64);
+    if (NUM > 2) _tile_stored(3, sums + 48 * TILE_ROWS, 64);
 }
 
 // A strip of quantised tiles times `count` tiles of rows; put(i, sums[NUM_ROWS]) takes the sums of the
@@ -193,12 +213,12 @@ void sum_rows(const Rows& x, int num_steps, float* row_sums) {
     }
 }
 
-template <int FORMAT, int NUM_ROWS>
-void run_narrow(const Product& p, Share outs) {
+template <int FORMAT, int NUM_ROWS, typename Next>
+void run_narrow(const Product& p, Share outs, const Next& next) {
     constexpr int STEPS = steps_per_tile(FORMAT, NUM_ROWS), HEIGHT = STEPS * NUM_ROWS;
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t strip_bytes = num_steps * tile_bytes(FORMAT);
-    const uint8_t* strip = p.matrix.tiles + outs.begin * strip_bytes;
+    const size_t bytes = strip_bytes(p.matrix);
+    const uint8_t* strip = p.matrix.tiles + outs.begin * bytes;
     configure_tiles(HEIGHT);
     Rows x{reinterpret_cast<const uint8_t*>(p.x), 2 * TILE_IN, 2 * size_t(p.x_stride)};
     if (STEPS > 1 || p.num_rows != NUM_ROWS || p.matrix.num_in % TILE_IN) {
@@ -214,16 +234,20 @@ void run_narrow(const Product& p, Share outs) {
             if (m < p.num_rows) put(p, m, tile * TILE_OUT, sums[m]);
     };
     if constexpr (FORMAT == BF16) {
-        __m512 sums[NUM_ROWS];
-        for (int tile = outs.begin; tile < outs.end; tile++, strip += strip_bytes) {
-            multiply_strip_bf16<NUM_ROWS>(strip, num_steps, x, sums);
-            put_rows(tile, sums);
-        }
+        alignas(64) float sums[STRIPS * 16 * TILE_ROWS];
+        by_strips(outs, [&](int tile, auto num) {
+            constexpr int NUM = decltype(num)::value;
+            multiply_strips_bf16<NUM>(p.matrix.tiles + tile * bytes, bytes, num_steps, x,
+                                      next(tile + NUM), sums);
+            for (int s = 0; s < NUM; s++)
+                for (int m = 0; m < p.num_rows; m++)
+                    put(p, m, (tile + s) * TILE_OUT, _mm512_load_ps(sums + 16 * (TILE_ROWS * s + m)));
+        });
     } else {
         float* row_sums = static_cast<float*>(scratch(1, sizeof(float) * num_steps * NUM_ROWS));
         if (FORMAT == Q4_1) sum_rows<NUM_ROWS, STEPS>(x, num_steps, row_sums);
         uint8_t* wide = static_cast<uint8_t*>(scratch(2, RING * TILE));
-        for (int tile = outs.begin; tile < outs.end; tile++, strip += strip_bytes)
+        for (int tile = outs.begin; tile < outs.end; tile++, strip += bytes)
             multiply_strip<FORMAT, NUM_ROWS, false>(
                 strip, num_steps, 1, x, row_sums, wide,
                 [&](int, const __m512* tile_sums) { put_rows(tile, tile_sums); });
@@ -277,14 +301,14 @@ template <int FORMAT>
 void run(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
     const FlushSubnormals flush;
     const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
-    if (p.num_rows == 1) {
-        run_narrow<FORMAT, 1>(p, outs);
-    } else if (p.num_rows <= 4) {
-        run_narrow<FORMAT, 4>(p, outs);
+    const auto next = [&](int tile) { return ahead_of(p, tile, outs, thread, num_threads); };
+    if (p.num_rows == 1) return run_row<FORMAT>(p, outs, next);
+    if (p.num_rows <= 4) {
+        run_narrow<FORMAT, 4>(p, outs, next);
     } else if (p.num_rows <= 8) {
-        run_narrow<FORMAT, 8>(p, outs);
+        run_narrow<FORMAT, 8>(p, outs, next);
     } else if (p.num_rows <= TILE_ROWS) {
-        run_narrow<FORMAT, TILE_ROWS>(p, outs);
+        run_narrow<FORMAT, TILE_ROWS>(p, outs, next);
     } else {
         const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
         const int row_tiles = ceil_div(p.num_rows, TILE_ROWS);

@@ -1,5 +1,7 @@
 // What the units of products share: reading scales, bringing memory near, storing sums.
 #pragma once
+#include <type_traits>
+
 #include "linear.hpp"
 #include "simd.hpp"
 
@@ -7,9 +9,56 @@ namespace slipstream {
 namespace {
 
 constexpr int PREFETCH = 4096;  // bytes ahead in a stream of weights that are widened
+constexpr size_t LINE = 64;     // of a cache
 
-inline void prefetch(const uint8_t* p, size_t bytes) {
+SL_INLINE void prefetch(const uint8_t* p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+constexpr int STRIPS = 4;  // that are read side by side: memory gives more to several streams than to one
+
+// Brings the next strips near while others are multiplied, a line of each at a time: many prefetches at
+// once fill the core's line buffers, and its loads wait.
+class Ahead {
+public:
+    // Of the strips [first, end).
+    Ahead(const Matrix& m, int first, int end)
+        : at_(m.tiles + first * strip_bytes(m)),
+          left_(end > first ? strip_bytes(m) : 0),
+          second_(end - first > 1 ? strip_bytes(m) : 0),
+          third_(end - first >= STRIPS ? 2 * strip_bytes(m) : 0) {}
+
+    // As many bytes of each, at most a line.
+    SL_INLINE void fetch(size_t bytes) {
+        if (left_ < bytes) return;
+        __builtin_prefetch(at_, 0, 2);
+        __builtin_prefetch(at_ + second_, 0, 2);
+        __builtin_prefetch(at_ + third_, 0, 2);
+        __builtin_prefetch(at_ + third_ + second_, 0, 2);
+        at_ += bytes;
+        left_ -= bytes;
+    }
+
+private:
+    const uint8_t* at_;
+    size_t left_, second_, third_;  // bytes of a strip; from the first strip to others
+};
+
+// What a thread reads after the strips before `tile`: its next ones, or the first ones of the product that
+// follows, so that the products of a step are one stream.
+inline Ahead ahead_of(const Product& p, int tile, Share outs, int thread, int num_threads) {
+    if (tile < outs.end || !p.next) return Ahead(p.matrix, tile, outs.end);
+    const Share next = share_of(num_strips(*p.next), thread, num_threads);
+    return Ahead(*p.next, next.begin, next.end);
+}
+
+// Calls f(tile, number of strips) for all strips of a share, as many side by side as there are.
+template <typename F>
+SL_INLINE void by_strips(Share outs, const F& f) {
+    int tile = outs.begin;
+    for (; tile + STRIPS <= outs.end; tile += STRIPS) f(tile, std::integral_constant<int, STRIPS>());
+    for (; tile + 2 <= outs.end; tile += 2) f(tile, std::integral_constant<int, 2>());
+    if (tile < outs.end) f(tile, std::integral_constant<int, 1>());
 }
 
 // Sixteen half-precision numbers.
