@@ -105,7 +105,8 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     team_barrier();
     watch.mark(GATE);
     const bool is_last = index + 1 == pass.num_layers;
-    const Matrices* next = !is_last ? &pass.layers[index + 1].qkv : pass.num_logit_rows ? &pass.head : nullptr;
+    const Matrices* head = pass.num_logit_rows ? &pass.head : nullptr;
+    const Matrices* next = is_last ? head : &pass.layers[index + 1].qkv;
     add_to_hidden(layer.down, buffers.gated, pass.intermediate_size, layer.mlp_output_norm, DOWN, next);
     if (layer.tap) {
         const size_t at = size_t(rows.begin) * hidden, count = size_t(rows.end - rows.begin) * hidden;

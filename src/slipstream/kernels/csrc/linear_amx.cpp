@@ -97,14 +97,30 @@ SL_INLINE void multiply_strips_bf16(const uint8_t* strips, size_t bytes, int num
     if (NUM > 2) _tile_stored(3, sums + 48 * TILE_ROWS, 64);
 }
 
-// A strip of quantised tiles times `count` tiles of rows; put(i, sums[NUM_ROWS]) takes the sums of the
-// i-th. Three stages overlap, so that tiles, vectors and memory work at once: widen, multiply, scale.
-// The first tile of rows widens the strip on its way, for others (IS_WIDE) too; with one tile of rows
-// `wide` is a ring of RING tiles.
+// Where the sums of tiles of rows go, for one tile of outputs.
+struct Place {
+    const Product& p;
+    int first_row, first_out;
+
+    SL_INLINE void put_row(int row, __m512 sums) const {
+        if (first_row + row < p.num_rows) put(p, first_row + row, first_out, sums);
+    }
+    SL_INLINE void fetch_row(int row) const {
+        if (first_row + row >= p.num_rows) return;
+        const size_t at = size_t(first_row + row) * p.out_stride + first_out;
+        __builtin_prefetch(static_cast<const char*>(p.out) + at * (p.store == TO_BF16 ? 2 : 4), 1);
+    }
+};
+
+// A strip of quantised tiles times `count` tiles of rows. Three stages overlap, so that tiles, vectors
+// and memory work at once: widen, multiply, scale. The first tile of rows widens the strip on its way, for
+// others (IS_WIDE) too; with one tile of rows `wide` is a ring of RING tiles.
+// With many tiles of rows, their sums miss the first-level cache. One row's at a time are fetched, during
+// the tile's own steps, and written, during those of the next tile.
 // `row_sums`: [tile of rows][step][NUM_ROWS] of inputs, for formats with minima.
-template <int FORMAT, int NUM_ROWS, bool IS_WIDE, typename Put>
+template <int FORMAT, int NUM_ROWS, bool IS_WIDE>
 SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, const Rows& x,
-                              const float* row_sums, uint8_t* wide, const Put& put) {
+                              const float* row_sums, uint8_t* wide, const Place& place) {
     constexpr size_t BYTES = tile_bytes(FORMAT);
     constexpr int STEPS = steps_per_tile(FORMAT, NUM_ROWS);
     constexpr int LINKS = 4, LINKS_AHEAD = 3;  // tiles of sums, and how many from product to scaling
@@ -132,12 +148,21 @@ SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, co
     for (int k = 0; k < WIDEN_AHEAD; k++) widen_step(k);
     for (int i = 0; i < LINKS_AHEAD; i++) multiply_steps();
     int num_scaled = 0;
+    alignas(64) float held[NUM_ROWS * 16];  // sums of the tile before
+    const auto put_held = [&](int i, int first) {
+        for (int m = first; m < NUM_ROWS; m++)
+            place.put_row(i * NUM_ROWS + m, _mm512_load_ps(held + 16 * m));
+    };
     for (int i = 0; i < count; i++) {
         __m512 sums[NUM_ROWS];
 #pragma GCC unroll 16
         for (int m = 0; m < NUM_ROWS; m++) sums[m] = _mm512_setzero_ps();
         for (int first = 0; first < num_steps; first += STEPS) {
             multiply_steps();
+            if (IS_WIDE && first < NUM_ROWS) {
+                place.fetch_row(i * NUM_ROWS + first);
+                if (i) place.put_row((i - 1) * NUM_ROWS + first, _mm512_load_ps(held + 16 * first));
+            }
             const float* link = links[num_scaled++ % LINKS];
 #pragma GCC unroll 4
             for (int j = 0; j < STEPS; j++, link += 16 * NUM_ROWS, row_sums += NUM_ROWS) {
@@ -155,8 +180,11 @@ SL_INLINE void multiply_strip(const uint8_t* strip, int num_steps, int count, co
                 }
             }
         }
-        put(i, sums);
+        if (IS_WIDE && i) put_held(i - 1, num_steps);
+#pragma GCC unroll 16
+        for (int m = 0; m < NUM_ROWS; m++) _mm512_store_ps(held + 16 * m, sums[m]);
     }
+    put_held(count - 1, 0);
 }
 
 // sums[row tile][out tile][16][16] of two strips of bf16 tiles with two tiles of rows.
@@ -228,11 +256,6 @@ void run_narrow(const Product& p, Share outs, const Next& next) {
         pack_rows<NUM_ROWS, STEPS>(p, 0, packed);
         x = {packed, 64 * HEIGHT, 64};
     }
-    const auto put_rows = [&](int tile, const __m512* sums) {
-#pragma GCC unroll 16
-        for (int m = 0; m < NUM_ROWS; m++)
-            if (m < p.num_rows) put(p, m, tile * TILE_OUT, sums[m]);
-    };
     if constexpr (FORMAT == BF16) {
         alignas(64) float sums[STRIPS * 16 * TILE_ROWS];
         by_strips(outs, [&](int tile, auto num) {
@@ -248,9 +271,8 @@ void run_narrow(const Product& p, Share outs, const Next& next) {
         if (FORMAT == Q4_1) sum_rows<NUM_ROWS, STEPS>(x, num_steps, row_sums);
         uint8_t* wide = static_cast<uint8_t*>(scratch(2, RING * TILE));
         for (int tile = outs.begin; tile < outs.end; tile++, strip += bytes)
-            multiply_strip<FORMAT, NUM_ROWS, false>(
-                strip, num_steps, 1, x, row_sums, wide,
-                [&](int, const __m512* tile_sums) { put_rows(tile, tile_sums); });
+            multiply_strip<FORMAT, NUM_ROWS, false>(strip, num_steps, 1, x, row_sums, wide,
+                                                    {p, 0, tile * TILE_OUT});
     }
 }
 
@@ -278,22 +300,21 @@ void run_wide_bf16(const Product& p, Share outs, const uint8_t* x) {
     }
 }
 
+// Rows go by blocks, whose inputs and sums stay in the second-level cache from strip to strip.
 template <int FORMAT>
 void run_wide(const Product& p, Share outs, const uint8_t* x, const float* row_sums) {
+    constexpr int BLOCK = 8;  // tiles of rows
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
     const int row_tiles = ceil_div(p.num_rows, TILE_ROWS);
-    const size_t x_bytes = size_t(num_steps) * TILE;
+    const size_t bytes = strip_bytes(p.matrix), x_bytes = size_t(num_steps) * TILE;
     uint8_t* wide = static_cast<uint8_t*>(scratch(2, x_bytes));
-    for (int tile = outs.begin; tile < outs.end; tile++) {
-        const uint8_t* strip = p.matrix.tiles + size_t(tile) * num_steps * tile_bytes(FORMAT);
-        multiply_strip<FORMAT, TILE_ROWS, true>(
-            strip, num_steps, row_tiles, {x, TILE, 64}, row_sums, wide,
-            [&](int row_tile, const __m512* sums) {
-                const int first = TILE_ROWS * row_tile;
-#pragma GCC unroll 16
-                for (int m = 0; m < TILE_ROWS; m++)
-                    if (first + m < p.num_rows) put(p, first + m, tile * TILE_OUT, sums[m]);
-            });
+    for (int first = 0; first < row_tiles; first += BLOCK) {
+        const int count = row_tiles - first < BLOCK ? row_tiles - first : BLOCK;
+        for (int tile = outs.begin; tile < outs.end; tile++)
+            multiply_strip<FORMAT, TILE_ROWS, true>(
+                p.matrix.tiles + tile * bytes, num_steps, count, {x + first * x_bytes, TILE, 64},
+                row_sums + size_t(first) * num_steps * TILE_ROWS, wide,
+                {p, TILE_ROWS * first, tile * TILE_OUT});
     }
 }
 
