@@ -225,8 +225,12 @@ def _served_alone(check: str, served: float | None) -> Finding:
 
 def _examined(config: Config, drafters: tuple[DrafterConfig, ...]) -> Config:
     """The configuration with these drafters, each always to its full length, token by token."""
+    whole = {"min_score": 0.0}  # a net's own doubt would end its drafts early
     update = {
-        "drafters": drafters,
+        "drafters": tuple(
+            item.model_copy(update=whole) if isinstance(item, DraftNetConfig) else item
+            for item in drafters
+        ),
         "controller": FixedControl(),
         "verification": ExactConfig(),
     }

@@ -139,7 +139,7 @@ def require_named(
 
     assert diagnosis.suspect is not None, diagnosis.conventions[0]
     assert diagnosis.suspect.name == broken.convention
-    assert diagnosis.length < 2.4 < diagnosis.suspect.length
+    assert diagnosis.suspect.length > max(2.0, diagnosis.length + 0.5)
     finding = judge(family, diagnosis)
     assert finding.status == "wrong"
     assert broken.convention in finding.message
