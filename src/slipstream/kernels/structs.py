@@ -14,6 +14,7 @@ TO_FLOAT32, TO_BFLOAT16, ADD_TO_FLOAT32 = 0, 1, 2
 KV_FLOAT32, KV_BFLOAT16, KV_INT8 = 0, 1, 2
 GATES = {"silu": 0, "gelu_tanh": 1}
 MAX_TILE_ROWS = 32
+MAX_PLANS = 8
 STAGES = (
     "embedding",
     "norms",

@@ -17,6 +17,7 @@ from slipstream.attention.native import (
     scale_addresses,
     struct_of,
 )
+from slipstream.errors import WeightsError
 from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
@@ -85,7 +86,7 @@ class NativeDecoder:
         self._tables: dict[RotaryParams, RotaryTable] = {
             layer.rotary: RotaryTable(layer.rotary, hparams.head_dim) for layer in hparams.layers
         }
-        self._windows = sorted({layer.window for layer in hparams.layers}, key=lambda w: w or 0)
+        self._windows = windows_of(hparams)
         self._structs = (structs.Layer * hparams.num_layers)()
         for struct, layer, params in zip(self._structs, layers, hparams.layers, strict=True):
             _fill(struct, layer)
@@ -220,6 +221,22 @@ class NativeDecoder:
         self._kernels.functions.sl_pass(
             self._kernels.isa, torch.get_num_threads(), ctypes.byref(arguments)
         )
+
+
+def windows_of(hparams: Hparams) -> list[int | None]:
+    """The windows of all layers, each once; None, for no window, comes first.
+
+    Raises:
+        WeightsError: If they are more than a native pass can hold.
+    """
+    windows = sorted({layer.window for layer in hparams.layers}, key=lambda w: w or 0)
+    if len(windows) > structs.MAX_PLANS:
+        raise WeightsError(
+            f"the layers have {len(windows)} different attention windows; the native kernels take "
+            f"{structs.MAX_PLANS}",
+            hint='set model.dtype to "float32", which torch computes',
+        )
+    return windows
 
 
 def _fill(struct: structs.Layer, layer: DecoderLayer) -> None:

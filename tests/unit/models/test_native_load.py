@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slipstream.errors import WeightsError
 from slipstream.execution.runner import Runner
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.storage import KvStorage
 from slipstream.models.load import load_model
+from slipstream.models.native_decoder import windows_of
 from slipstream.weights.open import open_checkpoint
 from tests.support.gguf_files import write_tiny_gguf
 from tests.support.native import native_kernels
@@ -86,3 +89,11 @@ def test_heads_that_the_kernels_do_not_fit_are_computed_by_torch_with_a_warning(
     assert not runner.numerics()["linear"].startswith("native")
     whole = logits_of(runner)
     assert torch.isfinite(whole).all()
+
+
+def test_more_windows_than_a_native_pass_holds_are_refused(tmp_path: Path) -> None:
+    hparams = load_model(open_checkpoint(write_tiny_checkpoint(tmp_path)), torch.float32).hparams
+    layers = [replace(hparams.layers[0], window=window) for window in (None, *range(1, 9))]
+    assert windows_of(replace(hparams, layers=tuple(layers[:8]))) == [None, *range(1, 8)]
+    with pytest.raises(WeightsError, match="9 different attention windows"):
+        windows_of(replace(hparams, layers=tuple(layers)))
