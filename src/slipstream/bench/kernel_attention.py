@@ -11,7 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.attention.backend import AttentionShape, PreparedAttention
-from slipstream.attention.native import NativeAttention, NativePreparedAttention, struct_of
+from slipstream.attention.native import (
+    NativeAttention,
+    NativePreparedAttention,
+    scale_addresses,
+    struct_of,
+)
 from slipstream.attention.reference import TorchAttention
 from slipstream.bench.contest import NATIVE, TORCH, TWIN, Contestant, KernelCase, Rotation, repeat
 from slipstream.execution.batch import Branch
@@ -19,7 +24,7 @@ from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.storage import KvStorage
 
-KV_DTYPES = (torch.bfloat16, torch.float32)
+KV_DTYPES = (torch.bfloat16, torch.float32, torch.int8)
 _Call = Callable[[], object]
 
 
@@ -53,8 +58,10 @@ class AttentionCases:
         self._storage = KvStorage(
             context_len + max_rows, num_layers, shape.kv_heads, shape.head_dim, kv_dtype
         )
-        for tensor in (*self._storage.keys, *self._storage.values):
-            tensor.normal_()
+        slots = torch.arange(self._storage.num_slots)
+        for layer in range(num_layers):
+            size = (len(slots), shape.kv_heads, shape.head_dim)
+            self._storage.write(layer, slots, torch.randn(size), torch.randn(size))
 
     def case(self, num_rows: int) -> KernelCase:
         """The contest of one row count."""
@@ -63,16 +70,18 @@ class AttentionCases:
         queries = torch.empty(num_rows, shape.num_heads, shape.head_dim).normal_()
         kv_bytes = end * self._storage.bytes_per_token // self._storage.num_layers
         twin = self._twin.prepare([branch], num_rows, None)
+        contestants = [
+            self._contestant(NATIVE, self._native_calls(branch, queries)),
+            self._contestant(TWIN, self._twin_calls(twin, queries)),
+        ]
+        if self._storage.dtype != torch.int8:  # torch has no attention over codes
+            contestants.append(self._contestant(TORCH, self._torch_calls(queries, end)))
         return KernelCase(
             group="attention",
             kernel=f"attention {str(self._storage.dtype).removeprefix('torch.')}",
             num_rows=num_rows,
             num_bytes=kv_bytes + 2 * queries.nbytes,
-            contestants=(
-                self._contestant(NATIVE, self._native_calls(branch, queries)),
-                self._contestant(TWIN, self._twin_calls(twin, queries)),
-                self._contestant(TORCH, self._torch_calls(queries, end)),
-            ),
+            contestants=tuple(contestants),
         )
 
     def _contestant(self, name: str, calls: list[_Call]) -> Contestant:
@@ -131,6 +140,7 @@ class _NativeCall:
             self._out.data_ptr(),
             width,
             structs.TO_FLOAT32,
+            *scale_addresses(storage, layer),
         )
 
     def __call__(self) -> None:
