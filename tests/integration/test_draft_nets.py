@@ -160,7 +160,7 @@ def test_the_engine_accepts_what_the_published_loop_accepted(
     vocab_size = load_file(target / "model.safetensors")["model.embed_tokens.weight"].shape[0]
     write_tiny_tokenizer(target, vocab_size)
     kind = "dspark" if folder == "dspark" else "dflash"
-    drafter = {"kind": kind, "source": str(root / draft), "dtype": "float32"}
+    drafter = {"kind": kind, "source": str(root / draft), "dtype": "float32", "min_score": 0.0}
     llm = load(target, [drafter])
     prompt, output = arrays["e2e0.prompt"].tolist(), arrays["e2e0.output_ids"].tolist()
     count = len(output) - len(prompt)
@@ -170,8 +170,8 @@ def test_the_engine_accepts_what_the_published_loop_accepted(
 
     assert token_ids(cold) == token_ids(warm) == [output[len(prompt) :]]
     accepted, by_round = drafted_and_accepted(cold)[1], arrays["e2e0.accept_len"].tolist()
-    # Drafts that are too unlikely are not proposed; the last round was recorded beyond the end.
-    assert sum(by_round[:-1]) - 2 <= accepted <= sum(by_round)
+    # The last round was recorded beyond the end.
+    assert sum(by_round[:-1]) <= accepted <= sum(by_round)
     assert warm[0].choices[0].speculation == cold[0].choices[0].speculation
     assert warm[0].num_cached_tokens > 0
 
