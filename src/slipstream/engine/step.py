@@ -126,15 +126,16 @@ def step(stages: Stages) -> StepReport:
         _commit(stages, item, verdict, output)
         for item, verdict in zip(sampled, verdicts, strict=True)
     )
-    committed_s = clock.now()
+    absorbed_s = committed_s = clock.now()
     if output.taps:
         paths = {commit.request.request_id: commit.path for commit in commits}
         stages.proposer.absorb(target_rows(batch, paths, output))
+        absorbed_s = clock.now()
     report = StepReport(
         plan=plan,
         commits=commits,
         num_rows=len(batch.forward.tokens),
-        draft_s=proposal.draft_s + clock.now() - committed_s,
+        draft_s=proposal.draft_s + absorbed_s - committed_s,
         target_s=forwarded_s - started_s,
         sample_s=verified_s - forwarded_s,
         commit_s=committed_s - verified_s,
