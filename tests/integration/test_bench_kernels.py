@@ -37,7 +37,7 @@ def test_every_kernel_is_timed_against_its_twin(
     shapes = ("qkv 128x64", "attention_output 64x64", "gate_up 256x64", "down 64x128")
     between = ("norm 64", "rotary, store 4+2x16", "gate 128")
     embeddings = ("embedding BF16", "embedding Q4_1", "embedding Q4_1:int8")
-    attention = ("attention bfloat16", "attention float32")
+    attention = ("attention bfloat16", "attention float32", "attention int8")
     assert set(kernels) == {*shapes, "head 320x64", *between, *embeddings, *attention}
     groups = {entry["group"] for entry in document["kernels"]}
     products = {f"products {name}" for name in formats.split(",")}
@@ -47,7 +47,7 @@ def test_every_kernel_is_timed_against_its_twin(
         assert min(entry["microseconds"].values()) > 0.0
         assert entry["num_bytes"] > 0
         assert entry["bandwidth_share"] > 0.0
-    assert len(document["kernels"]) == 2 * (3 * 5 + 2 + 3 + 3)
+    assert len(document["kernels"]) == 2 * (3 * 5 + 3 + 3 + 3)
     assert document["target"]["num_threads"] == 1
     assert document["provenance"]["command"].startswith("slipstream")
     assert "qkv 128x64" in capsys.readouterr().out
