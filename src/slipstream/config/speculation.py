@@ -102,7 +102,30 @@ class SuffixConfig(Section):
     )
 
 
-class DraftModelConfig(Section):
+class _Branching(Section):
+    num_children: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
+    )
+
+
+class _Weights(Section):
+    sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="Checksum that the weights file must have; null checks none of ours.",
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
+    )
+    dtype: Dtype = Field(
+        default="auto", description="Type that its weights are held in; `auto` is bfloat16."
+    )
+
+
+class DraftModelConfig(_Branching, _Weights):
     """A smaller model with the same vocabulary, or the target itself with cheaper weights."""
 
     kind: Literal["draft_model"] = Field(
@@ -117,26 +140,9 @@ class DraftModelConfig(Section):
         min_length=1,
         description="Where its weights are, as in `model.source`; `target` is the target's own.",
     )
-    sha256: str | None = Field(
-        default=None,
-        pattern="^[0-9a-f]{64}$",
-        description="Checksum that the weights file must have; null checks none of ours.",
-    )
-    revision: str | None = Field(
-        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
-    )
-    dtype: Dtype = Field(
-        default="auto", description="Type that its weights are held in; `auto` is bfloat16."
-    )
     activations: Activations = Field(
         default="auto",
         description="As `model.activations`, for its own products; never changes an answer.",
-    )
-    num_children: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
     )
     max_draft_len: int = Field(
         default=4, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
@@ -151,13 +157,7 @@ class DraftModelConfig(Section):
 SHIPPED_SOURCE = "shipped"
 
 
-class _NetLimits(Section):
-    num_children: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description="Best tokens proposed after each node: 1 drafts a chain, more draft a tree.",
-    )
+class _NetLimits(_Branching):
     max_draft_len: int = Field(
         default=8, ge=1, le=MAX_DRAFT_LEN, description="Most tokens from root to leaf."
     )
@@ -169,7 +169,7 @@ class _NetLimits(Section):
     )
 
 
-class DraftNetConfig(_NetLimits):
+class DraftNetConfig(_NetLimits, _Weights):
     """A net that reads the target's hidden states; trained for this very target."""
 
     kind: str
@@ -181,17 +181,6 @@ class DraftNetConfig(_NetLimits):
             "Where its weights are, as in `model.source`; `shipped` is the one that comes with "
             "Slipstream for this target."
         ),
-    )
-    sha256: str | None = Field(
-        default=None,
-        pattern="^[0-9a-f]{64}$",
-        description="Checksum that the weights file must have; null checks none of ours.",
-    )
-    revision: str | None = Field(
-        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
-    )
-    dtype: Dtype = Field(
-        default="auto", description="Type that its weights are held in; `auto` is bfloat16."
     )
 
 
