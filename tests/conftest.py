@@ -26,6 +26,13 @@ def unchanged_loggers() -> Iterator[None]:
         logger.propagate = propagate
 
 
+@pytest.fixture(autouse=True)
+def unchanged_floats() -> Iterator[None]:
+    """No test leaves a process whose numbers below the smallest normal one are 0."""
+    yield
+    assert sys.float_info.min / 2.0 > 0.0, "something told the processor to flush to zero"
+
+
 def _threads_given_back() -> Iterator[None]:
     """Building an engine sets the number of torch's threads for the whole process."""
     torch = sys.modules.get("torch")  # a test that never needed it does not import it here

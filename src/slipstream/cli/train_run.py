@@ -109,7 +109,6 @@ class FitOptions:
 
 def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     """Train, and write the drafter, its provenance and a picture of the run."""
-    torch.set_flush_denormal(True)  # softmax over a vocabulary is full of them, and they are slow
     workers = _workers()
     console = Console(quiet=workers.rank != 0)
     dataset = open_dataset(options.files.data, target.identity)
