@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.bench.results import Measurement, Mode, Turn
@@ -27,23 +27,35 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All outputs with speculation on (and of the control) against those with it off."""
+    """All outputs with speculation on (and of the control) against those with it off.
+
+    Attributes:
+        law_only: Samplings whose drafted outputs are not compared: the verification keeps their
+            distribution, not their tokens.
+    """
 
     num_compared: int
     divergences: tuple[Divergence, ...]
+    law_only: tuple[str, ...] = ()
 
     def num_divergences(self, mode: Mode) -> int:
         """Of one mode."""
         return sum(item.mode == mode for item in self.divergences)
 
 
-def compare_outputs(measurements: Sequence[Measurement]) -> Comparison:
-    """Compare token by token."""
+def compare_outputs(
+    measurements: Sequence[Measurement], law_only: Collection[str] = ()
+) -> Comparison:
+    """Compare token by token.
+
+    Args:
+        law_only: See `Comparison`.
+    """
     num_compared = 0
     divergences: list[Divergence] = []
     for item in measurements:
         for mode, run in item.runs.items():
-            if mode == "off":
+            if mode == "off" or (mode == "on" and item.sampling in law_only):
                 continue
             for prompt_id, base, answer in zip(
                 item.prompt_ids, item.runs["off"].answers, run.answers, strict=True
@@ -54,7 +66,7 @@ def compare_outputs(measurements: Sequence[Measurement]) -> Comparison:
                     divergences.append(
                         Divergence(prompt_id, item.sampling, item.round_index, mode, *where)
                     )
-    return Comparison(num_compared, tuple(divergences))
+    return Comparison(num_compared, tuple(divergences), tuple(law_only))
 
 
 def _first_difference(base: Sequence[Turn], other: Sequence[Turn]) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ def engine_facts(engine: Engine) -> dict[str, Any]:  # Any: JSON values
         "fingerprint": info.fingerprint,
         "numerics": info.details.get("numerics", {}),
         "drafters": list(info.drafters),
+        "verification": info.details.get("verification", "exact"),
         "num_threads": torch.get_num_threads(),
     }
     if isinstance(engine.target, Runner):

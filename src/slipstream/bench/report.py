@@ -61,7 +61,7 @@ def build_report(
         )
     total = summarize("all", measurements)
     by_category = summarize_by(measurements, lambda item: item.category)
-    comparison = compare_outputs(measurements)
+    comparison = compare_outputs(measurements, _law_only(plan, facts))
     return Report(
         provenance=provenance,
         facts=facts,
@@ -73,6 +73,13 @@ def build_report(
         comparison=comparison,
         verdict=judge(total, list(by_category.values()), comparison),
     )
+
+
+def _law_only(plan: BenchPlan, facts: Mapping[str, Any]) -> list[str]:  # Any: JSON values
+    """Samplings whose distribution is kept, but not their tokens (decision 7)."""
+    if facts.get("verification", "exact") == "exact":
+        return []
+    return [name for name in plan.samplings if plan.params(name, 0).temperature > 0.0]
 
 
 def write_json(report: Report, path: Path) -> None:

@@ -44,7 +44,8 @@ class UrlTarget:
         self._facts: Json = {
             "url": str(client.base_url),
             "model": str(self._get("/v1/models")["data"][0]["id"]),
-            "server": self._get("/version"),
+            "server": (server := self._get("/version")),
+            "verification": server.get("verification") or "exact",
         }
 
     @property

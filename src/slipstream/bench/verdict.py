@@ -24,6 +24,10 @@ FLOOR = 0.97
 MIN_EFFECT = 0.02
 REPETITIVE_SHARE = 0.2
 MAX_DRAFT_SHARE = 0.99
+_LAW_ONLY = (
+    "Sampled outputs were not compared: `speculation.verification: rejection` keeps their "
+    "distribution, not their tokens."
+)
 MAX_NOISE = 0.05
 
 
@@ -141,7 +145,7 @@ def _limit(total: Summary, parts: Decomposition | None, without: Mapping[Limit, 
 def _equality(comparison: Comparison) -> str:
     num_on, num_control = comparison.num_divergences("on"), comparison.num_divergences("control")
     if not num_on and not num_control:
-        return ""
+        return _LAW_ONLY if comparison.law_only else ""
     text = (
         f"{num_on} {'output differs' if num_on == 1 else 'outputs differ'} between speculation off "
         "and on, so the ratios compare different answers; `slipstream audit lossless` shows where."

@@ -39,14 +39,15 @@ class GuardLimits:
     Attributes:
         vocab_size: Token ids at or above it do not exist.
         budget_s: Most seconds that one `propose` or `observe` may take. It is there for a drafter
-            that hangs; whether a slow one pays is the controller's business.
+            that hangs, not for a machine that is busy; whether a slow one pays is the controller's
+            business.
         backoff_s: First time on the bench; it doubles with every further fault in a row.
         max_faults: After so many faults in a row the drafter stays benched.
         num_good: Proposals without a fault that clear its record.
     """
 
     vocab_size: int
-    budget_s: float = 5.0
+    budget_s: float = 30.0
     backoff_s: float = 1.0
     max_faults: int = 5
     num_good: int = 100

@@ -47,3 +47,11 @@ def test_the_control_is_compared_as_well() -> None:
     comparison = compare_outputs([with_outputs(off=[[1]], on=[[1]], control=[[2]])])
     assert comparison.num_divergences("control") == 1
     assert comparison.num_divergences("on") == 0
+
+
+def test_samplings_that_keep_only_their_law_are_compared_in_the_control_alone() -> None:
+    measured = with_outputs(off=[[1]], on=[[2]], control=[[3]])
+    comparison = compare_outputs([measured], law_only=[measured.sampling])
+    assert comparison.law_only == (measured.sampling,)
+    assert (comparison.num_divergences("on"), comparison.num_divergences("control")) == (0, 1)
+    assert compare_outputs([measured], law_only=["another"]).num_divergences("on") == 1

@@ -157,6 +157,11 @@ def test_divergences_come_first() -> None:
     assert "audit lossless" in text
 
 
+def test_outputs_that_keep_only_their_law_are_said_to_be_left_out() -> None:
+    text = verdict_on(six(drafting()), Comparison(10, (), ("seeded",))).text
+    assert text.startswith("Sampled outputs were not compared")
+
+
 def test_loops_are_named_with_the_gain_without_them() -> None:
     measurements = [*six(PLAIN), measurement(PLAIN, drafting(), unit=9, tokens=[1, 2, 3] * 67)]
     text = verdict_on(measurements).text
