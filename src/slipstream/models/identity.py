@@ -21,6 +21,8 @@ class TargetIdentity(BaseModel):
         name: As it is served; only for messages.
         weights_digest: Of some of its embeddings. Targets of the same shape differ in it; the same
             weights in another format do too, since their hidden states differ.
+        embedding_peaks: Where each of those embeddings is largest. Formats of the same weights
+            agree in most of them. Empty where it was not recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +32,7 @@ class TargetIdentity(BaseModel):
     hidden_size: int
     vocab_size: int
     weights_digest: str
+    embedding_peaks: tuple[int, ...] = ()
 
     def require_same(self, other: TargetIdentity, what: str) -> None:
         """Refuse what was made for another target.
@@ -39,7 +42,8 @@ class TargetIdentity(BaseModel):
         Raises:
             WeightsError: `other` is another target; both are named.
         """
-        if self.model_dump(exclude={"name"}) != other.model_dump(exclude={"name"}):
+        ignored = {"name", "embedding_peaks"}
+        if self.model_dump(exclude=ignored) != other.model_dump(exclude=ignored):
             raise WeightsError(
                 f"{what} were made for target {other.describe()}, but the target is "
                 f"{self.describe()}",
@@ -60,6 +64,7 @@ def identify(name: str, model: Model) -> TargetIdentity:
     tokens = np.linspace(0, hparams.vocab_size - 1, _NUM_DIGESTED).astype(np.int64)
     with torch.inference_mode():
         rows = model.embed(torch.from_numpy(tokens)).bfloat16()
+        peaks = rows.abs().argmax(-1).tolist()
     digest = hashlib.sha256(rows.view(torch.int16).numpy().tobytes()).hexdigest()
     return TargetIdentity(
         name=name,
@@ -67,4 +72,5 @@ def identify(name: str, model: Model) -> TargetIdentity:
         hidden_size=hparams.hidden_size,
         vocab_size=hparams.vocab_size,
         weights_digest=digest[:16],
+        embedding_peaks=tuple(peaks),
     )

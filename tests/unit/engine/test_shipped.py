@@ -19,17 +19,25 @@ from slipstream.errors import ConfigError
 from slipstream.models.drafts.catalog import FOLDER, read_shipped
 from slipstream.models.identity import TargetIdentity
 
+PEAKS, OTHER_PEAKS = (0, 3, 7, 7), (5, 1, 2, 6)
 TARGET = TargetIdentity(
-    name="mine", num_layers=4, hidden_size=8, vocab_size=32, weights_digest="abc"
+    name="mine",
+    num_layers=4,
+    hidden_size=8,
+    vocab_size=32,
+    weights_digest="abc",
+    embedding_peaks=PEAKS,
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    others = {"target": "Other", "num_layers": 4, "hidden_size": 8, "vocab_size": 32}
     shape = {"target": "Mine", "num_layers": 4, "hidden_size": 8, "vocab_size": 32}
     entries = [
-        {"file": "best.gguf", "kind": "dspark", "weights_digests": ["abc", "def"], **shape},
-        {"file": "other.gguf", "kind": "eagle3", "weights_digests": ["abc"], **shape},
+        {"file": "best.gguf", "kind": "dspark", "embedding_peaks": PEAKS, **shape},
+        {"file": "other.gguf", "kind": "eagle3", "embedding_peaks": PEAKS, **shape},
+        {"file": "its.gguf", "kind": "dspark", "embedding_peaks": OTHER_PEAKS, **others},
     ]
     (tmp_path / "catalog.json").write_text(json.dumps({"drafters": entries}))
     return tmp_path
@@ -45,11 +53,19 @@ def test_the_first_that_fits_takes_the_place_of_shipped(folder: Path) -> None:
 
 
 def test_a_target_without_one_drafts_with_the_rest(folder: Path) -> None:
-    stranger = TARGET.model_copy(update={"weights_digest": "ghi"})
+    stranger = TARGET.model_copy(update={"embedding_peaks": (1, 1, 1, 1)})
     assert choose_shipped((NgramConfig(), ShippedConfig()), stranger, folder) == (NgramConfig(),)
 
 
-def test_the_same_digest_in_another_shape_does_not_fit(folder: Path) -> None:
+def test_another_format_of_the_same_weights_fits(folder: Path) -> None:
+    other = {"weights_digest": "def", "embedding_peaks": (0, 3, 7, 2)}
+    (chosen,) = choose_shipped((ShippedConfig(),), TARGET.model_copy(update=other), folder)
+    assert isinstance(chosen, DSparkConfig)
+    less = TARGET.model_copy(update={"embedding_peaks": (0, 3, 2, 2)})
+    assert choose_shipped((ShippedConfig(),), less, folder) == ()
+
+
+def test_the_same_weights_in_another_shape_does_not_fit(folder: Path) -> None:
     other = TARGET.model_copy(update={"hidden_size": 16})
     assert choose_shipped((ShippedConfig(),), other, folder) == ()
 
@@ -60,7 +76,7 @@ def test_a_kind_without_source_takes_the_shipped_one_of_its_kind(folder: Path) -
 
 
 def test_a_kind_that_is_not_shipped_is_refused_by_name(folder: Path) -> None:
-    other = TARGET.model_copy(update={"weights_digest": "def"})
+    other = TARGET.model_copy(update={"embedding_peaks": OTHER_PEAKS})
     with pytest.raises(ConfigError, match=r"kind eagle3 is shipped for mine .* dspark for Mine"):
         choose_shipped((Eagle3Config(),), other, folder)
 

@@ -13,6 +13,7 @@ from slipstream.models.identity import TargetIdentity
 
 FOLDER = Path(__file__).parent / "shipped"
 _FILE = "catalog.json"
+_LEAST_AGREEMENT = 0.75  # a format of 4 bits moves a few peaks; another model shares next to none
 
 
 class _Entry(BaseModel):
@@ -26,7 +27,7 @@ class ShippedDrafter(_Entry):
         file: Its weights, in the catalog's folder.
         kind: Of the drafter, as in the configuration.
         target: Whom it was trained for, in words.
-        weights_digests: See `TargetIdentity`; one for each precision of those weights.
+        embedding_peaks: See `TargetIdentity`.
     """
 
     file: str
@@ -35,13 +36,17 @@ class ShippedDrafter(_Entry):
     num_layers: int
     hidden_size: int
     vocab_size: int
-    weights_digests: tuple[str, ...] = Field(min_length=1)
+    embedding_peaks: tuple[int, ...] = Field(min_length=1)
 
     def fits(self, target: TargetIdentity) -> bool:
-        """Whether it was trained for `target`."""
+        """Whether it was trained for `target`, perhaps in another format of its weights."""
         mine = (self.num_layers, self.hidden_size, self.vocab_size)
         theirs = (target.num_layers, target.hidden_size, target.vocab_size)
-        return mine == theirs and target.weights_digest in self.weights_digests
+        if mine != theirs or len(target.embedding_peaks) != len(self.embedding_peaks):
+            return False
+        pairs = zip(self.embedding_peaks, target.embedding_peaks, strict=True)
+        num_same = sum(left == right for left, right in pairs)
+        return num_same >= _LEAST_AGREEMENT * len(self.embedding_peaks)
 
 
 class ShippedDrafters(_Entry):
