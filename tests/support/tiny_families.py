@@ -50,7 +50,7 @@ _HYBRID: Json = {
     "full_attention_interval": 3,
     "head_dim": HEAD_DIM,
     "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 8,
+    "linear_key_head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_value_head_dim": 16,

@@ -85,7 +85,7 @@ def _units() -> list[_Unit]:
     drawing = ("draw.cpp", "candidates.cpp")
     drafting = ("draft_walk.cpp", "draft_block.cpp", "draft_chain.cpp")
     passes = ("attention_units.cpp", "pack.cpp", "layers.cpp", "pass.cpp")
-    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", *drawing)
+    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", "delta.cpp", *drawing)
     plain_units = (*passes, *drafting, "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]

@@ -212,3 +212,43 @@ class DrawCall(ctypes.Structure):
         ("size", ctypes.c_int32),
         ("count", ctypes.c_int32),
     )
+
+
+class DeltaSpan(ctypes.Structure):
+    """`slipstream::DeltaSpan`."""
+
+    _fields_ = (
+        ("first", ctypes.c_int64),
+        ("num_rows", ctypes.c_int32),
+        ("num_taken", ctypes.c_int32),
+        ("source", ctypes.c_int32),
+        ("target", ctypes.c_int32),
+        ("first_snapshot", ctypes.c_int32),
+        ("num_snapshots", ctypes.c_int32),
+    )
+
+
+class DeltaSnapshot(ctypes.Structure):
+    """`slipstream::DeltaSnapshot`."""
+
+    _fields_ = (("num_rows", ctypes.c_int32), ("state", ctypes.c_int32))
+
+
+class Delta(ctypes.Structure):
+    """`slipstream::Delta`."""
+
+    _fields_ = (
+        ("queries", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("decays", ctypes.c_void_p),
+        ("rates", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("matrices", ctypes.c_void_p),
+        ("spans", ctypes.c_void_p),
+        ("snapshots", ctypes.c_void_p),
+        ("num_spans", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("value_dim", ctypes.c_int32),
+        ("key_dim", ctypes.c_int32),
+    )

@@ -25,6 +25,7 @@ from slipstream.kv.states import StateSpan
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.block import DecoderLayer, LayerContext
+from slipstream.models.layers.delta import DeltaNet
 from slipstream.models.layers.embedding import Embedding
 from slipstream.models.layers.linear import Linear, RowProofs
 from slipstream.models.layers.norm import RmsNorm
@@ -176,8 +177,11 @@ class Decoder:
         return self._proofs.admitted((self.head,))
 
     def linear_kinds(self) -> str:
-        """See `Model`."""
-        return self._proofs.description()
+        """See `Model`; recurrences, whose order of addition counts as well, are named beside."""
+        rules = {
+            layer.mixer.rule_name for layer in self.layers if isinstance(layer.mixer, DeltaNet)
+        }
+        return ", ".join((self._proofs.description(), *(f"delta rule {name}" for name in rules)))
 
     @torch.inference_mode()
     def forward(self, inputs: DecoderInput, storage: KvStorage) -> DecoderOutput:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from slipstream.models.hparams import DeltaParams, Hparams
-from slipstream.models.layers.delta import DeltaNet
+from slipstream.models.layers.delta import DeltaNet, DeltaWeights
+from slipstream.models.layers.delta_rule import DeltaRule, TorchDeltaRule
+from slipstream.models.layers.native_delta_rule import NativeDeltaRule, fits
 from slipstream.models.weight_reader import WeightReader
 
 
@@ -27,14 +29,25 @@ def read_delta_net(reader: WeightReader, hparams: Hparams, index: int, prefix: s
     return DeltaNet(
         state_layer=sum(layer.delta is not None for layer in hparams.layers[:index]),
         params=delta,
-        inputs=reader.linear(
-            {f"{prefix}.{name}": size for name, size in sizes.items()}, hparams.hidden_size
+        rule=_rule(reader, delta),
+        weights=DeltaWeights(
+            inputs=reader.linear(
+                {f"{prefix}.{name}": size for name, size in sizes.items()}, hidden
+            ),
+            order=_order(delta) if delta.is_interleaved else None,
+            kernel=kernel.squeeze(1),
+            log_decay=reader.tensor(f"{prefix}.A_log", heads),
+            decay_bias=reader.tensor(f"{prefix}.dt_bias", heads),
+            norm=norm,
+            output=reader.linear({f"{prefix}.out_proj": hidden}, value_size),
         ),
-        order=_order(delta) if delta.is_interleaved else None,
-        kernel=kernel.squeeze(1),
-        decay=(reader.tensor(f"{prefix}.A_log", heads), reader.tensor(f"{prefix}.dt_bias", heads)),
-        out=(norm, reader.linear({f"{prefix}.out_proj": hidden}, value_size)),
     )
+
+
+def _rule(reader: WeightReader, delta: DeltaParams) -> DeltaRule:
+    if reader.kernels is not None and fits(delta.key_dim):
+        return NativeDeltaRule(reader.kernels)
+    return TorchDeltaRule()
 
 
 def _order(delta: DeltaParams) -> Tensor:

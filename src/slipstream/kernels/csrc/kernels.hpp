@@ -94,6 +94,7 @@ constexpr int PLAN_SCRATCH = 12;  // two for each plan of attention
 constexpr int ROW_SCRATCH = 28;   // packed rows, by the shape of their tiles
 constexpr int DRAFT_SCRATCH = 46;  // see draft.hpp
 constexpr int DRAW_SCRATCH = 62;   // three
-constexpr int NUM_SCRATCH = 65;
+constexpr int STATE_SCRATCH = 65;  // a head's recurrent state
+constexpr int NUM_SCRATCH = 66;
 
 }  // namespace slipstream

@@ -8,6 +8,7 @@
 #endif
 
 #include "bandwidth.hpp"
+#include "delta.hpp"
 #include "draft.hpp"
 #include "draw.hpp"
 #include "pass.hpp"
@@ -200,6 +201,17 @@ SL_EXPORT void sl_noise(int isa, const uint32_t* token_ids, int count, const uin
 SL_EXPORT void sl_draw(int isa, int num_threads, const DrawCall* call) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (call->num_draws > 1)
     for (int i = 0; i < call->num_draws; i++) (SL_PICK(isa, draw))(*call, i);
+}
+
+// Threads take heads of sequences; sequences may read one state, but each writes its own.
+SL_EXPORT void sl_delta(int isa, int num_threads, const Delta* delta) {
+    const size_t bytes = sizeof(float) * delta->value_dim * delta->key_dim;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+    for (int item = 0; item < delta->num_spans * delta->num_heads; item++) {
+        float* spare = static_cast<float*>(scratch(STATE_SCRATCH, bytes));
+        const DeltaSpan& span = delta->spans[item / delta->num_heads];
+        (SL_PICK(isa, take_in))(*delta, span, item % delta->num_heads, spare);
+    }
 }
 
 SL_EXPORT void sl_pass(int isa, int num_threads, const Pass* pass) { run_pass(isa, num_threads, *pass); }

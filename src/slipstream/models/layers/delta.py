@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from slipstream.kv.states import StateSpan
 from slipstream.models.hparams import DeltaParams
 from slipstream.models.layers.activation import sigmoid, silu
 from slipstream.models.layers.block import LayerContext
-from slipstream.models.layers.delta_rule import DeltaRows, run_delta_rule
+from slipstream.models.layers.delta_rule import DeltaRows, DeltaRule
 from slipstream.models.layers.linear import Linear
 from slipstream.models.layers.norm import RmsNorm
 
@@ -20,62 +21,76 @@ _NORM_EPS = 1e-6
 _LINEAR_ABOVE = 20.0  # softplus is the identity there, in float32
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """One layer's weights.
+
+    Attributes:
+        inputs: Rows of convolved channels (queries, keys, values), of the norm's gates, of rates
+            and of decays, in the order that `order` says.
+        order: [num_out] output of `inputs` for each of these; None where they are in order.
+        kernel: [channels, kernel_len], the newest row last.
+        log_decay, decay_bias: [value_heads].
+        norm: Of each head's output.
+        output: To the residual stream.
+    """
+
+    inputs: Linear
+    order: Tensor | None
+    kernel: Tensor
+    log_decay: Tensor
+    decay_bias: Tensor
+    norm: RmsNorm
+    output: Linear
+
+
 class DeltaNet:
     """A short convolution, the gated delta rule and a gated norm between two products.
 
     Args:
         state_layer: Layer of the state storage.
-        inputs: Rows of convolved channels (queries, keys, values), of the norm's gates, of rates
-            and of decays, in the order that `order` says.
-        order: [num_out] output of `inputs` for each of these; None where they are in order.
-        kernel: [channels, kernel_len] float32, the newest row last.
-        log_decay, decay_bias: [value_heads] float32.
-        norm: Of each head's output.
-        output: To the residual stream.
+        rule: Computes the recurrence.
     Source: Qwen3-Next's published code; Yang et al. 2024 (arXiv:2412.06464).
     """
 
     def __init__(
-        self,
-        state_layer: int,
-        params: DeltaParams,
-        inputs: Linear,
-        order: Tensor | None,
-        kernel: Tensor,
-        decay: tuple[Tensor, Tensor],
-        out: tuple[RmsNorm, Linear],
+        self, state_layer: int, params: DeltaParams, weights: DeltaWeights, rule: DeltaRule
     ) -> None:
         self.params = params
         self._layer = state_layer
-        self._inputs = inputs
-        self._order = order
-        self._kernel = kernel.float().t().contiguous()
-        self._decay = -torch.exp(decay[0].float())
-        self._decay_bias = decay[1].float()
-        self._norm, self._output = out
+        self._weights = weights
+        self._rule = rule
+        self._kernel = weights.kernel.float().t().contiguous()
+        self._decay = -torch.exp(weights.log_decay.float())
+        self._decay_bias = weights.decay_bias.float()
 
     def __call__(self, normed: Tensor, context: LayerContext) -> Tensor:
         """See `Part`; the sequences' states are read and written on the way."""
         params = self.params
-        fed = context.multiply(self._inputs, normed.to(context.dtype)).float()
-        if self._order is not None:
-            fed = fed.index_select(1, self._order)
+        fed = context.multiply(self._weights.inputs, normed.to(context.dtype)).float()
+        if self._weights.order is not None:
+            fed = fed.index_select(1, self._weights.order)
         channels, gates, rates, decays = fed.split_with_sizes(
             [params.num_channels, params.value_size, params.value_heads, params.value_heads], 1
         )
         fed = torch.cat((channels, self._decays(decays), sigmoid(rates)), 1)
         mixed = self._remember(fed, context)
         gates = gates.reshape(len(gates), params.value_heads, params.value_dim)
-        normed = self._norm(mixed).mul_(silu(gates)).flatten(1)
-        return context.multiply(self._output, normed.to(context.dtype))
+        normed = self._weights.norm(mixed).mul_(silu(gates)).flatten(1)
+        return context.multiply(self._weights.output, normed.to(context.dtype))
+
+    @property
+    def rule_name(self) -> str:
+        """What computes the recurrence."""
+        return self._rule.name
 
     def linears(self) -> tuple[Linear, ...]:
         """See `Part`."""
-        return self._inputs, self._output
+        return self._weights.inputs, self._weights.output
 
     def norms(self) -> tuple[RmsNorm, ...]:
         """See `Part`."""
-        return (self._norm,)
+        return (self._weights.norm,)
 
     def _decays(self, x: Tensor) -> Tensor:
         x = x + self._decay_bias
@@ -98,7 +113,7 @@ class DeltaNet:
         self._keep(spans, channels, fed, storage)
         joined = torch.cat(parts)
         firsts = _starts([len(rows) for rows in parts])
-        mixed = run_delta_rule(
+        mixed = self._rule(
             self._delta_rows(self._convolved(channels), joined[:, params.num_channels :]),
             firsts,
             spans,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,29 @@ class DeltaRows:
     values: Tensor
     decays: Tensor
     rates: Tensor
+
+
+class DeltaRule(Protocol):
+    """One way of computing the recurrence: a row's bits depend on its own text alone."""
+
+    name: str
+
+    def __call__(
+        self, rows: DeltaRows, firsts: Sequence[int], spans: Sequence[StateSpan], matrices: Tensor
+    ) -> Tensor:
+        """As `run_delta_rule`."""
+
+
+class TorchDeltaRule:
+    """See `DeltaRule`: `run_delta_rule`."""
+
+    name = "torch"
+
+    def __call__(
+        self, rows: DeltaRows, firsts: Sequence[int], spans: Sequence[StateSpan], matrices: Tensor
+    ) -> Tensor:
+        """See `DeltaRule`."""
+        return run_delta_rule(rows, firsts, spans, matrices)
 
 
 def run_delta_rule(
