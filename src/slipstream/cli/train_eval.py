@@ -57,6 +57,19 @@ def evaluate(
     per_category: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="With --prompts.")] = 0.0,
+    draft_len: Annotated[
+        int | None, typer.Option(min=1, help="Longest branch; not given: as it was trained.")
+    ] = None,
+    children: Annotated[
+        int, typer.Option(min=1, help="Tokens behind each: 1 drafts a chain, more a tree.")
+    ] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Of a tree; not given: --draft-len x --children.")
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Kind of another drafter, such as suffix, to merge with; repeatable."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 1,
     json_file: JsonOption = None,
     model: ModelOption = None,
@@ -80,10 +93,11 @@ def evaluate(
     from slipstream.cli.train_run import DRAFT_FOLDER
     from slipstream.sampling.params import SamplingParams
     from slipstream.training.run_folder import RunFolder
-    from slipstream.training.served import drafter_settings, measure_served
+    from slipstream.training.served import DraftShape, drafter_settings, measure_served
 
     net = RunFolder(run).read().settings.net
-    own = drafter_settings(net, str(run / DRAFT_FOLDER))
+    shape = DraftShape(draft_len, children, nodes, tuple(beside or ()))
+    own = drafter_settings(net, str(run / DRAFT_FOLDER), shape)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     conversations = [conversation_of(item) for item in asked]
     num_turns = sum(len(item.turns) for item in conversations)

@@ -34,24 +34,44 @@ class ServedRow:
     shares: tuple[float, ...]
 
 
-def drafter_settings(net: NetSettings, source: str) -> dict[str, Any]:  # Any: settings
-    """Settings of an engine in which this drafter alone drafts, always to its full length.
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """What is drafted in each step.
+
+    Attributes:
+        max_draft_len: Longest branch; None is what the drafter was trained for.
+        num_children: Tokens behind each node; 1 is a chain.
+        num_nodes: Of the whole draft; None is as many as one branch has, times the children.
+        beside: Kinds of other drafters whose drafts are merged with its own.
+    """
+
+    max_draft_len: int | None = None
+    num_children: int = 1
+    num_nodes: int | None = None
+    beside: tuple[str, ...] = ()
+
+
+def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[str, Any]:
+    """Settings of an engine in which this drafter drafts in every step, as far as it may.
 
     Args:
         source: Folder of the exported drafter.
+    Returns: Any: a setting's value has the setting's type.
     """
     kind = "dflash" if net.family == "dflash2" else net.family
+    max_draft_len = shape.max_draft_len or net.max_draft_len
     drafter = {
         "kind": kind,
         "source": source,
-        "max_draft_len": net.max_draft_len,
+        "max_draft_len": max_draft_len,
+        "num_children": shape.num_children,
         "min_score": 0.0,
     }
     return {
-        "speculation.drafters": [drafter],
+        "speculation.drafters": [*({"kind": other} for other in shape.beside), drafter],
         "speculation.controller": "fixed",
-        "speculation.max_draft_len": net.max_draft_len,
-        "speculation.max_draft_nodes": net.max_draft_len,
+        "speculation.max_draft_len": max_draft_len,
+        "speculation.max_draft_nodes": shape.num_nodes or max_draft_len * shape.num_children,
     }
 
 

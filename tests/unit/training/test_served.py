@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.config.load import load_config
 from slipstream.engine.llm import LLM, Generation
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.conversations import Conversation, Message
-from slipstream.training.served import measure_served
+from slipstream.training.served import DraftShape, drafter_settings, measure_served
+from slipstream.training.settings import NetSettings
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
@@ -65,3 +67,45 @@ def test_a_turn_that_leaves_no_room_is_left_out_with_those_behind_it(llm: LLM) -
     rows = measure_served(llm, [Conversation("long", "chat", turns)], PARAMS, told.append)
     assert rows[0].num_turns == 1
     assert told == [1, 1, 1]
+
+
+NET = NetSettings(
+    family="dspark",
+    num_layers=1,
+    tap_layer_ids=(1,),
+    max_draft_len=4,
+    draft_vocab_size=8,
+    intermediate_size=8,
+    mask_token_id=0,
+    trains_head=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "lens"),
+    [
+        (DraftShape(), (4, 1, 4, 4)),
+        (DraftShape(num_children=3), (4, 3, 4, 12)),
+        (DraftShape(max_draft_len=2, num_children=2, num_nodes=3), (2, 2, 2, 3)),
+    ],
+)
+def test_the_shape_of_a_draft_becomes_settings(
+    shape: DraftShape, lens: tuple[int, int, int, int]
+) -> None:
+    overrides = drafter_settings(NET, "run/draft", shape)
+    chosen = load_config(file=None, env={}, overrides=overrides).speculation
+    (drafter,) = chosen.drafters
+    assert drafter.model_dump().items() >= {"kind": "dspark", "source": "run/draft"}.items()
+    own = drafter.model_dump()
+    assert lens == (
+        own["max_draft_len"],
+        own["num_children"],
+        chosen.max_draft_len,
+        chosen.max_draft_nodes,
+    )
+
+
+def test_other_drafters_are_merged_with_it() -> None:
+    overrides = drafter_settings(NET, "run/draft", DraftShape(beside=("suffix",)))
+    chosen = load_config(file=None, env={}, overrides=overrides).speculation
+    assert [item.kind for item in chosen.drafters] == ["suffix", "dspark"]
