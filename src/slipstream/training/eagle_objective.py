@@ -45,9 +45,10 @@ class EagleBatch:
 class EagleObjective:
     """See `Objective`. Step s weighs depth_decay^s.
 
-    Step 0 is a causal pass over whole packs. In a later step each block is a row of its own, which
-    sees the rows of step 0 up to its place and its own rows of the steps between: what it would
-    see when drafting. A row counts where the draft knows the target's likeliest token.
+    Every place of a pack has a row of step 0, but only its keys and values are computed. Each
+    block begins with a row of that step and has one of its own in each later step. They see the
+    rows of step 0 in front of its place and the block's earlier rows: what they would see when
+    drafting. A row counts where the draft knows the target's likeliest token.
 
     Args:
         num_steps: Drafts that are unrolled.
@@ -84,13 +85,12 @@ class EagleObjective:
         """See `Objective`."""
         assert isinstance(net, Eagle3Net)
         assert isinstance(batch, EagleBatch)
-        first = _first_step(net, batch)
         scales = LossScales(self._losses.label, self._losses.soft, self._losses.distance)
-        rows, context = _start(first, batch)
-        earlier: list[LayerKv] = []
+        rows, context = _first_step(net, batch)
+        earlier = list(rows.layers)
         normed = [rows.normed]
         for step in range(1, self._num_steps):
-            rows = _next_step(net, batch, step, rows, context, earlier)
+            rows = _next_step(net, batch, step, rows.hidden, context, earlier)
             earlier = _appended(earlier, rows.layers)
             normed.append(rows.normed)
         targets = self._targets(batch, total_weight)
@@ -114,57 +114,61 @@ class EagleObjective:
         )
 
 
-def _first_step(net: Eagle3Net, batch: EagleBatch) -> Eagle3Rows:
+def _first_step(net: Eagle3Net, batch: EagleBatch) -> tuple[Eagle3Rows, Context]:
+    """The blocks' rows of step 0, [packs, blocks, 1, ...], and what all their rows see of it."""
     packs = batch.packs
     behind = torch.roll(packs.tokens, -1, 1)  # the last place of a document belongs to no block
-    return net.extend(
+    fused = net.fuse(packs.taps)
+    nothing = empty_context(net.hparams.body, len(behind), 1)
+    kept = net.keep(
         behind.unsqueeze(1),
-        net.fuse(packs.taps).unsqueeze(1),
+        fused.unsqueeze(1),
         packs.positions.unsqueeze(1),
-        empty_context(net.hparams.body, len(behind), 1),
-        (),
+        nothing,
         batch.visible.unsqueeze(1),
     )
-
-
-def _start(first: Eagle3Rows, batch: EagleBatch) -> tuple[Eagle3Rows, Context]:
-    """The blocks' rows of step 0, [packs, blocks, 1, ...], and what later steps see of it."""
-    packs = torch.arange(len(batch.places)).unsqueeze(1)
-    rows = Eagle3Rows(
-        first.hidden[:, 0][packs, batch.places].unsqueeze(2),
-        first.normed[:, 0][packs, batch.places].unsqueeze(2),
-        (),
-    )
+    rows = torch.arange(len(behind)).unsqueeze(1)
+    is_in_front = torch.arange(behind.shape[1]) < batch.places.unsqueeze(-1)
     context = Context(
-        [LayerKv(layer.keys[:, 0], layer.values[:, 0]) for layer in first.layers],
-        batch.packs.positions,
-        batch.visible[packs, batch.places],
+        [LayerKv(layer.keys[:, 0], layer.values[:, 0]) for layer in kept],
+        packs.positions,
+        batch.visible[rows, batch.places] & is_in_front,
     )
-    return rows, context
+    first = net.extend(
+        behind[rows, batch.places].unsqueeze(-1),
+        fused[rows, batch.places].unsqueeze(2),
+        packs.positions[rows, batch.places].unsqueeze(-1),
+        context,
+        (),
+        torch.ones(1, 1, dtype=torch.bool),
+    )
+    return first, context
 
 
 def _next_step(
     net: Eagle3Net,
     batch: EagleBatch,
     step: int,
-    rows: Eagle3Rows,
+    hidden: Tensor,
     context: Context,
     earlier: Sequence[LayerKv],
 ) -> Eagle3Rows:
-    """Rows of the step that reads the token `step` places behind the anchor."""
+    """Rows of the step that reads the token `step` places behind the anchor.
+
+    Args:
+        hidden: Of the step before.
+    """
     return net.extend(
         batch.labels.previous[..., step : step + 1],
-        rows.hidden,
+        hidden,
         (batch.labels.starts + step - 1).unsqueeze(-1),
         context,
         earlier,
-        torch.ones(1, step, dtype=torch.bool),
+        torch.ones(1, step + 1, dtype=torch.bool),
     )
 
 
 def _appended(earlier: Sequence[LayerKv], rows: Sequence[LayerKv]) -> list[LayerKv]:
-    if not earlier:
-        return list(rows)
     return [
         LayerKv(torch.cat((old.keys, new.keys), 2), torch.cat((old.values, new.values), 2))
         for old, new in zip(earlier, rows, strict=True)

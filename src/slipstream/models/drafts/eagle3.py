@@ -73,31 +73,66 @@ class Eagle3Net(DraftNet[Eagle3Hparams]):
         """
         x = hidden.float()
         layers: list[LayerKv] = []
-        embedded = self.norm("layers.0.input_layernorm", self.embed(tokens))
         for index in range(self.hparams.body.num_layers):
-            prefix = f"layers.{index}"
-            if index == 0:
-                normed = self.norm(f"{prefix}.hidden_norm", x)
-                x = normed if self.hparams.has_normed_residual else x
-                normed = torch.cat((embedded, normed), -1)
-            else:
-                normed = self.norm(f"{prefix}.input_layernorm", x)
+            x, normed = self._entered(index, x, tokens)
             rows = self.keys_values(index, normed, positions)
             own = _joined(earlier[index], rows) if earlier else rows
-            mixed = self.attend(
-                self.queries(index, normed, positions),
-                context.layers[index],
-                context.visible_to(positions, None),
-                own,
-                own_visible,
-                self.hparams.body.attention_scale,
-            )
-            x = x + self.products(f"{prefix}.self_attn.o_proj", mixed)
-            normed = self.norm(f"{prefix}.post_attention_layernorm", x)
-            x = x + gated_mlp(self.products, prefix, normed)
+            x = self._layer(index, x, normed, positions, context, own, own_visible)
             layers.append(rows)
         normed = self.norm("norm", x)
         return Eagle3Rows(normed if self.hparams.recycles_normed else x, normed, layers)
+
+    def keep(
+        self,
+        tokens: Tensor,  # as in `extend`
+        hidden: Tensor,
+        positions: Tensor,
+        context: Context,
+        own_visible: Tensor,
+    ) -> list[LayerKv]:
+        """Keys and values, by layer, of rows that only others read: far less than `extend`."""
+        x = hidden.float()
+        layers: list[LayerKv] = []
+        last = self.hparams.body.num_layers - 1
+        for index in range(last + 1):
+            x, normed = self._entered(index, x, tokens)
+            layers.append(self.keys_values(index, normed, positions))
+            if index < last:
+                x = self._layer(index, x, normed, positions, context, layers[-1], own_visible)
+        return layers
+
+    def _entered(self, index: int, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream in front of a layer, and what its attention reads of it."""
+        if index > 0:
+            return x, self.norm(f"layers.{index}.input_layernorm", x)
+        embedded = self.norm("layers.0.input_layernorm", self.embed(tokens))
+        normed = self.norm("layers.0.hidden_norm", x)
+        x = normed if self.hparams.has_normed_residual else x
+        return x, torch.cat((embedded, normed), -1)
+
+    def _layer(
+        self,
+        index: int,
+        x: Tensor,
+        normed: Tensor,
+        positions: Tensor,
+        context: Context,
+        own: LayerKv,
+        own_visible: Tensor,
+    ) -> Tensor:
+        """The residual stream behind a layer."""
+        prefix = f"layers.{index}"
+        mixed = self.attend(
+            self.queries(index, normed, positions),
+            context.layers[index],
+            context.visible_to(positions, None),
+            own,
+            own_visible,
+            self.hparams.body.attention_scale,
+        )
+        x = x + self.products(f"{prefix}.self_attn.o_proj", mixed)
+        normed = self.norm(f"{prefix}.post_attention_layernorm", x)
+        return x + gated_mlp(self.products, prefix, normed)
 
 
 def _joined(earlier: LayerKv, rows: LayerKv) -> LayerKv:
