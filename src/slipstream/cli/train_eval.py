@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.bench.prompts import read_prompts, select_prompts
+from slipstream.bench.prompts import Prompt, read_prompts, select_prompts
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import (
     CacheOption,
@@ -24,6 +24,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import ConfigError
 
 if TYPE_CHECKING:  # these import torch
+    from slipstream.sampling.params import SamplingParams
     from slipstream.training.evaluate import EvaluationRow
     from slipstream.training.served import ServedRow
 
@@ -88,23 +89,28 @@ def evaluate(
         rows = _along_answers(effective, run, data, cache, max_answers, held_out=held_out)
         _publish(_estimates(rows), rows, json_file)
         return
-    asked = select_prompts(read_prompts(prompts or []), per_category=per_category)
-    from slipstream.cli.loading import load_llm
     from slipstream.cli.train_run import DRAFT_FOLDER
     from slipstream.sampling.params import SamplingParams
     from slipstream.training.run_folder import RunFolder
-    from slipstream.training.served import DraftShape, drafter_settings, measure_served
+    from slipstream.training.served import DraftShape, drafter_settings
 
-    net = RunFolder(run).read().settings.net
     shape = DraftShape(draft_len, children, nodes, tuple(beside or ()))
+    net = RunFolder(run).read().settings.net
     own = drafter_settings(net, str(run / DRAFT_FOLDER), shape)
+    asked = select_prompts(read_prompts(prompts or []), per_category=per_category)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    _in_engine(load(config, settings, flags | own), asked, params, json_file)
+
+
+def _in_engine(
+    config: Config, asked: Sequence[Prompt], params: SamplingParams, json_file: Path | None
+) -> None:
+    from slipstream.cli.loading import load_llm
+    from slipstream.training.served import measure_served
+
     conversations = [conversation_of(item) for item in asked]
     num_turns = sum(len(item.turns) for item in conversations)
-    with (
-        load_llm(load(config, settings, flags | own)) as llm,
-        count_bar("answering", num_turns) as advance,
-    ):
+    with load_llm(config) as llm, count_bar("answering", num_turns) as advance:
         served = measure_served(llm, conversations, params, advance)
     _publish(_served(served), served, json_file)
     if num_cut := num_turns - served[0].num_turns:
