@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipstream.errors import WeightsError
 from slipstream.models.decoder import Model
@@ -22,7 +22,7 @@ class TargetIdentity(BaseModel):
         weights_digest: Of some of its embeddings. Targets of the same shape differ in it; the same
             weights in another format do too, since their hidden states differ.
         embedding_peaks: Where each of those embeddings is largest. Formats of the same weights
-            agree in most of them. Empty where it was not recorded.
+            agree in most of them. Only of a loaded target: files do not hold it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,7 +32,7 @@ class TargetIdentity(BaseModel):
     hidden_size: int
     vocab_size: int
     weights_digest: str
-    embedding_peaks: tuple[int, ...] = ()
+    embedding_peaks: tuple[int, ...] = Field(default=(), exclude=True)
 
     def require_same(self, other: TargetIdentity, what: str) -> None:
         """Refuse what was made for another target.
@@ -42,8 +42,7 @@ class TargetIdentity(BaseModel):
         Raises:
             WeightsError: `other` is another target; both are named.
         """
-        ignored = {"name", "embedding_peaks"}
-        if self.model_dump(exclude=ignored) != other.model_dump(exclude=ignored):
+        if self.model_dump(exclude={"name"}) != other.model_dump(exclude={"name"}):
             raise WeightsError(
                 f"{what} were made for target {other.describe()}, but the target is "
                 f"{self.describe()}",
