@@ -239,7 +239,8 @@ def _mlp(prefix: str, index: int, config: Json) -> Shapes:
     yield f"{prefix}.gate.weight", (NUM_EXPERTS, HIDDEN)
     if "scoring_func" in config:
         yield f"{prefix}.gate.e_score_correction_bias", (NUM_EXPERTS,)
-        yield from _gated(f"{prefix}.shared_experts", EXPERT_SIZE * config["n_shared_experts"])
+        shared = config["moe_intermediate_size"] * config["n_shared_experts"]
+        yield from _gated(f"{prefix}.shared_experts", shared)
     if "shared_expert_intermediate_size" in config:
         yield from _gated(f"{prefix}.shared_expert", config["shared_expert_intermediate_size"])
         yield f"{prefix}.shared_expert_gate.weight", (1, HIDDEN)

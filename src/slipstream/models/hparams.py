@@ -93,10 +93,12 @@ class DeltaParams:
     """A Gated DeltaNet layer.
 
     Attributes:
-        key_heads, value_heads: The latter a multiple; neighbouring value heads share a key head.
+        key_heads, value_heads: The latter a multiple.
         key_dim, value_dim: Of one head.
         kernel_len: Rows that the short convolution sees, the present one included.
         is_interleaved: Its inputs are stored by key head, as Qwen3-Next has them.
+        is_tiled: Value heads that share a key head lie `key_heads` apart, as llama.cpp orders
+            Qwen3.5's; otherwise they are neighbours.
     """
 
     key_heads: int
@@ -105,6 +107,7 @@ class DeltaParams:
     value_dim: int
     kernel_len: int
     is_interleaved: bool
+    is_tiled: bool = False
 
     @property
     def value_size(self) -> int:

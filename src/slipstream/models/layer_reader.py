@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -72,11 +72,7 @@ class LayerReader:
         query_size = num_heads * (latent.nope_dim + latent.rope_dim)
         rank = latent.query_rank
         first = {f"{prefix}.q_proj": query_size} if rank is None else {f"{prefix}.q_a_proj": rank}
-        ups = reader.tensor(
-            f"{prefix}.kv_b_proj.weight",
-            num_heads * (latent.nope_dim + latent.value_dim),
-            latent.kv_rank,
-        ).view(num_heads, -1, latent.kv_rank)
+        into, out = self._latent_ways(prefix, latent)
         return LatentAttention(
             cache_layer=index,
             num_heads=num_heads,
@@ -88,14 +84,25 @@ class LayerReader:
             query_norm=self.norm(f"{prefix}.q_a_layernorm", rank) if rank else None,
             query_up=reader.linear({f"{prefix}.q_b_proj": query_size}, rank) if rank else None,
             kv_norm=self.norm(f"{prefix}.kv_a_layernorm", latent.kv_rank),
-            into_latent=tuple(
-                reader.linear_of([up[: latent.nope_dim].t().contiguous()]) for up in ups
-            ),
-            out_of_latent=tuple(
-                reader.linear_of([up[latent.nope_dim :].contiguous()]) for up in ups
-            ),
+            into_latent=tuple(reader.linear_of([matrix]) for matrix in into),
+            out_of_latent=tuple(reader.linear_of([matrix]) for matrix in out),
             output=reader.linear({f"{prefix}.o_proj": hidden}, num_heads * latent.value_dim),
         )
+
+    def _latent_ways(
+        self, prefix: str, latent: LatentParams
+    ) -> tuple[Sequence[StoredWeight], Sequence[StoredWeight]]:
+        """By head, into the latents and out of them: stored as one matrix, or as two by head."""
+        reader, num_heads = self._reader, self._hparams.num_heads
+        rank, nope_dim, value_dim = latent.kv_rank, latent.nope_dim, latent.value_dim
+        if reader.has(f"{prefix}.k_b_proj.weight"):
+            into = reader.matrices(f"{prefix}.k_b_proj.weight", num_heads, rank, nope_dim)
+            out = reader.matrices(f"{prefix}.v_b_proj.weight", num_heads, value_dim, rank)
+            return list(into), list(out)
+        both = reader.tensor(f"{prefix}.kv_b_proj.weight", num_heads * (nope_dim + value_dim), rank)
+        ups = both.view(num_heads, -1, rank)
+        into_all, out_all = ups[:, :nope_dim].transpose(1, 2), ups[:, nope_dim:]
+        return list(into_all.contiguous()), list(out_all.contiguous())
 
     def _attention(self, index: int, prefix: str) -> Part:
         hparams, params = self._hparams, self._hparams.layers[index]
@@ -174,7 +181,7 @@ class LayerReader:
                 ),
                 tuple(reader.linear({f"{one}.down_proj": hidden}, size) for one in experts),
             )
-        down = "down_proj" if reader.has(f"{prefix}.gate_up_proj") else "down_proj.weight"
+        down = "down_proj" if reader.has(f"{prefix}.down_proj") else "down_proj.weight"
         return (
             tuple(reader.linear_of(parts) for parts in self._stacked_gate_ups(prefix, moe)),
             tuple(

@@ -47,8 +47,7 @@ _FAMILIES = (
     qwen3.FAMILY,
     qwen3_moe.FAMILY,
     qwen3_next.FAMILY,
-    qwen3_5.DENSE_FAMILY,
-    qwen3_5.MOE_FAMILY,
+    *qwen3_5.FAMILIES,
     deepseek_v3.FAMILY,
     gemma3.FAMILY,
 )

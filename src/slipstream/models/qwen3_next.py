@@ -16,7 +16,8 @@ _PARTIAL = 0.25
 def read_qwen3_next(config: ConfigReader) -> Hparams:
     """Read a Qwen3-Next config.json."""
     moe = read_shared_experts(config, normalises=config.flag("norm_topk_prob", True))
-    # Its files have one such head, under mtp.*, and no field that says so.
+    # Its public files have one head, under mtp.*, and no field that says so; GGUF says it.
+    config.ignore("mtp_num_hidden_layers")
     hparams = read_hybrid(config, "qwen3_next", is_interleaved=True)
     return replace(hparams, layers=with_experts(config, hparams.layers, moe))
 
@@ -67,6 +68,7 @@ def _read_delta(config: ConfigReader, is_interleaved: bool) -> DeltaParams:
         value_dim=config.count("linear_value_head_dim"),
         kernel_len=config.count("linear_conv_kernel_dim", 4),
         is_interleaved=is_interleaved,
+        is_tiled=config.flag("linear_value_heads_tiled", False),
     )
     if delta.value_heads % delta.key_heads:
         raise WeightsError(

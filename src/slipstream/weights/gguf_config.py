@@ -11,6 +11,13 @@ import numpy.typing as npt
 from slipstream.errors import WeightsError
 from slipstream.weights.gguf_drafts import draft_fields
 from slipstream.weights.gguf_experts import EXPERT_ARCHITECTURES, expert_fields
+from slipstream.weights.gguf_hybrid import (
+    hybrid_fields,
+    latent_fields,
+    latent_scaling,
+    num_head_layers,
+)
+from slipstream.weights.gguf_layers import HYBRID_ARCHITECTURES, LATENT_ARCHITECTURE
 from slipstream.weights.gguf_metadata import MetadataReader, shortest
 from slipstream.weights.gguf_reader import GgufFile
 from slipstream.weights.names import DRAFT_ARCHITECTURES, ROPE_FACTORS
@@ -21,6 +28,10 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "qwen3next": ("qwen3_next", "Qwen3NextForCausalLM"),
+    "qwen35": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
     "eagle3": ("llama", "LlamaForCausalLMEagle3"),
     "dflash": ("qwen3", "DFlashDraftModel"),
@@ -65,32 +76,48 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     model_type, class_name = _FAMILIES[architecture]
     hidden_size = reader.require("embedding_length", int)
     num_heads = reader.same_in_every_layer("attention.head_count")
-    head_dim = reader.optional("attention.key_length", hidden_size // num_heads, int)
-    if reader.optional("attention.value_length", head_dim, int) != head_dim:
-        raise WeightsError(f"{file.path} has keys and values of different lengths: not supported")
+    expert_size = reader.optional("expert_feed_forward_length", 0, int)
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_size": hidden_size,
-        "intermediate_size": reader.same_in_every_layer("feed_forward_length"),
-        "num_hidden_layers": reader.require("block_count", int),
+        "intermediate_size": reader.same_in_every_layer("feed_forward_length", expert_size or None),
+        "num_hidden_layers": reader.require("block_count", int) - num_head_layers(reader),
         "num_attention_heads": num_heads,
         "num_key_value_heads": reader.same_in_every_layer("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
         "max_position_embeddings": reader.require("context_length", int),
         "rms_norm_eps": shortest(reader.require("attention.layer_norm_rms_epsilon", float)),
         "rope_theta": shortest(reader.optional("rope.freq_base", 10000.0, float)),
-        "rope_scaling": _rope_scaling(file, reader, head_dim),
         "vocab_size": _vocab_size(file, architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_token_ids(file.metadata),
     }
-    rotary_dim = reader.optional("rope.dimension_count", head_dim, int)
-    if rotary_dim != head_dim:
-        config["partial_rotary_factor"] = rotary_dim / head_dim
+    if architecture == LATENT_ARCHITECTURE:
+        config["rope_scaling"] = latent_scaling(reader, _rope_scaling(file, reader, 0))
+        return config | {"hidden_act": "silu"} | latent_fields(reader)
+    config |= _head_fields(file, reader, hidden_size // num_heads)
     if architecture in DRAFT_ARCHITECTURES:
         return config | draft_fields(file, reader)
+    if architecture in HYBRID_ARCHITECTURES:
+        return config | {"hidden_act": "silu"} | hybrid_fields(reader, model_type)
     return config | _family_fields(file, reader, config)
+
+
+def _head_fields(file: GgufFile, reader: MetadataReader, head_dim: int) -> dict[str, Any]:
+    """Of heads whose keys and values are of one length.
+
+    Args:
+        head_dim: What it is where the file does not say.
+    """
+    head_dim = reader.optional("attention.key_length", head_dim, int)
+    if reader.optional("attention.value_length", head_dim, int) != head_dim:
+        raise WeightsError(f"{file.path} has keys and values of different lengths: not supported")
+    fields: dict[str, Any] = {"head_dim": head_dim}
+    fields["rope_scaling"] = _rope_scaling(file, reader, head_dim)
+    rotary_dim = reader.optional("rope.dimension_count", head_dim, int)
+    if rotary_dim != head_dim:
+        fields["partial_rotary_factor"] = rotary_dim / head_dim
+    return fields
 
 
 def _vocab_size(file: GgufFile, architecture: str) -> int:
@@ -167,6 +194,9 @@ def _rope_scaling(file: GgufFile, reader: MetadataReader, head_dim: int) -> dict
     if kind == "yarn":
         original = reader.require("rope.scaling.original_context_length", int)
         scaling = {"rope_type": "yarn", "factor": factor}
+        for name in ("beta_fast", "beta_slow"):
+            if beta := reader.optional(f"rope.scaling.yarn_{name}", 0.0, float):
+                scaling[name] = shortest(beta)
         return scaling | {"original_max_position_embeddings": original}
     raise WeightsError(
         f"{file.path} scales its rotary embedding by {kind!r}; supported are linear, yarn and "

@@ -9,7 +9,7 @@ import numpy as np
 from slipstream.errors import WeightsError
 from slipstream.weights.gguf_reader import GgufFile
 
-_Value = TypeVar("_Value", int, float, str)
+_Value = TypeVar("_Value", int, float, str, bool)
 
 
 def shortest(value: float) -> float:

@@ -23,16 +23,27 @@ _PLAIN_DTYPES: Mapping[str, torch.dtype] = {
 
 
 class GgufTensorReader:
-    """Reads the tensors of a GGUF file; `num_heads` and `num_kv_heads` undo the permutation."""
+    """Reads the tensors of a GGUF file.
+
+    Args:
+        num_layers: Of the decoder; layers behind are heads.
+        num_heads, num_kv_heads: Undo the permutation of queries and keys.
+    """
 
     def __init__(
-        self, file: GgufFile, architecture: str, *, num_heads: int, num_kv_heads: int
+        self,
+        file: GgufFile,
+        architecture: str,
+        *,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int,
     ) -> None:
         self._file = file
         self._heads = {"query": num_heads, "key": num_kv_heads}
         self._sources: dict[str, tuple[str, Mapped]] = {}
         for gguf_name, tensor in file.tensors.items():
-            mapped = map_gguf_name(gguf_name, architecture)
+            mapped = map_gguf_name(gguf_name, architecture, num_layers)
             if mapped.name in self._sources:
                 raise WeightsError(f"{file.path} has two tensors for {mapped.name!r}")
             if mapped.permuted_heads and tensor.shape[0] % (2 * self._heads[mapped.permuted_heads]):
@@ -44,7 +55,10 @@ class GgufTensorReader:
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor and its shape."""
-        return {name: self._file.tensors[gguf].shape for name, (gguf, _) in self._sources.items()}
+        return {
+            name: _public_shape(self._file.tensors[gguf].shape, mapped)
+            for name, (gguf, mapped) in self._sources.items()
+        }
 
     def read(self, name: str) -> Tensor:
         """The values: plain numbers as stored, everything else float32."""
@@ -56,6 +70,8 @@ class GgufTensorReader:
         else:
             # bytearray copies: torch accepts no read-only memory.
             values = torch.frombuffer(bytearray(stored.blocks), dtype=dtype).view(stored.shape)
+        if mapped.is_negative_exp:
+            return self._logarithms(name, values)
         return values - mapped.shift if mapped.shift else values
 
     def read_raw(self, name: str) -> QuantizedTensor | None:
@@ -63,6 +79,16 @@ class GgufTensorReader:
         _, mapped = self._sources[name]
         stored = self._stored(name)
         return stored if stored.block.is_quantized and not mapped.shift else None
+
+    def _logarithms(self, name: str, values: Tensor) -> Tensor:
+        """Of what was stored as -exp; in float64, so that the exponential rounds back."""
+        if not bool((values < 0).all()):
+            raise WeightsError(
+                f"{self._sources[name][0]!r} of {self._file.path} must be negative everywhere: it "
+                "holds -exp of the decays' logarithms",
+                hint="convert the checkpoint again with a current llama.cpp",
+            )
+        return values.double().neg().log().float()
 
     def _stored(self, name: str) -> QuantizedTensor:
         gguf_name, mapped = self._sources[name]
@@ -72,4 +98,12 @@ class GgufTensorReader:
             heads, num_rows = self._heads[mapped.permuted_heads], tensor.shape[0]
             rows = blocks.reshape(heads, num_rows // heads // 2, 2, -1)
             blocks = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(blocks.shape)
-        return QuantizedTensor(tensor.block, tensor.shape, blocks)
+        return QuantizedTensor(tensor.block, _public_shape(tensor.shape, mapped), blocks)
+
+
+def _public_shape(stored: tuple[int, ...], mapped: Mapped) -> tuple[int, ...]:
+    """With the axis that the converter dropped, unless this one did not."""
+    axis = mapped.dropped_axis
+    if axis is None or len(stored) != axis + 1:
+        return stored
+    return (*stored[:axis], 1, *stored[axis:])

@@ -9,6 +9,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slipstream.weights.gguf_layers import (
+    HEADS_BEHIND,
+    HEADS_BESIDE,
+    HYBRID_ARCHITECTURES,
+    LAYERS,
+    PLAIN_LAYER,
+    WHOLE_NAMES,
+)
+
 ROPE_FACTORS = "rope_freqs.weight"
 
 _TOP: Mapping[str, str] = {
@@ -16,37 +25,6 @@ _TOP: Mapping[str, str] = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-
-_LAYER: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-_MOE_LAYER: Mapping[str, str] = {
-    **_LAYER,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-}
-
-_GEMMA_LAYER: Mapping[str, str] = {
-    **_LAYER,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
-_LAYERS: Mapping[str, Mapping[str, str]] = {"gemma3": _GEMMA_LAYER, "qwen3moe": _MOE_LAYER}
 
 DRAFT_ARCHITECTURES = ("eagle3", "dflash")
 
@@ -68,13 +46,15 @@ _DRAFT_TOP: Mapping[str, str] = {
 }
 
 _DRAFT_LAYER: Mapping[str, str] = {
-    **_LAYER,
+    **PLAIN_LAYER,
     "attn_norm_2": "hidden_norm",
     "attn_conv_proj": "attention_conv.kernel_projection",
     "ffn_conv_proj": "mlp_conv.kernel_projection",
 }
 
 _DRAFT_KERNEL: Mapping[str, str] = {"attn_conv_base": "attention_conv", "ffn_conv_base": "mlp_conv"}
+
+_DROPPED_AXES: Mapping[str, int] = {"ssm_conv1d": 1, "ffn_gate_inp_shexp": 0}
 
 # Buffers that some checkpoints carry and no model reads: they follow from the configuration.
 HARMLESS_TENSORS: Mapping[str, str] = {
@@ -91,31 +71,64 @@ class Mapped:
         permuted_heads: "query" or "key" if the converter interleaved the halves of each head's
             rows, for rotary embedding in neighbouring pairs.
         shift: What the converter added to every value.
+        is_negative_exp: The converter stored -exp of every value.
+        dropped_axis: An axis of one that the converter dropped, where it did.
     """
 
     name: str
     permuted_heads: str | None = None
     shift: float = 0.0
+    is_negative_exp: bool = False
+    dropped_axis: int | None = None
 
 
-def map_gguf_name(name: str, architecture: str) -> Mapped:
-    """Find the public name of a tensor of a GGUF file with this `general.architecture`."""
+def map_gguf_name(name: str, architecture: str, num_layers: int | None = None) -> Mapped:
+    """Find the public name of a tensor of a GGUF file with this `general.architecture`.
+
+    Args:
+        num_layers: Of the decoder; layers behind are heads. None: there are no heads.
+    """
     if architecture in DRAFT_ARCHITECTURES:
         return _map_draft_name(name, architecture)
     if name in _TOP:
         return Mapped(_TOP[name], shift=_shift(name, architecture))
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    layer = _LAYERS.get(architecture, _LAYER)
-    if match is None or match[2] not in layer:
+    match = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+    if match is None:
+        return Mapped(name)
+    index, rest = int(match[1]), match[2]
+    is_head = num_layers is not None and index >= num_layers
+    if is_head and architecture in HYBRID_ARCHITECTURES:
+        prefix = f"mtp.layers.{index - (num_layers or 0)}"
+    else:
+        prefix = f"model.layers.{index}"
+    if is_head and rest.startswith("nextn."):
+        return _map_head_name(name, rest, prefix, architecture)
+    if rest in WHOLE_NAMES:
+        return Mapped(f"{prefix}.{WHOLE_NAMES[rest]}", is_negative_exp=rest == "ssm_a")
+    part, _, kind = rest.rpartition(".")
+    layer = LAYERS.get(architecture, PLAIN_LAYER)
+    if part not in layer or kind not in ("weight", "bias"):
         return Mapped(name)
     permuted = None
     if architecture == "llama":
-        permuted = {"attn_q": "query", "attn_k": "key"}.get(match[2])
+        permuted = {"attn_q": "query", "attn_k": "key"}.get(part)
     return Mapped(
-        f"model.layers.{match[1]}.{layer[match[2]]}.{match[3]}",
+        f"{prefix}.{layer[part]}.{kind}",
         permuted_heads=permuted,
         shift=_shift(name, architecture),
+        dropped_axis=_DROPPED_AXES.get(part),
     )
+
+
+def _map_head_name(name: str, rest: str, prefix: str, architecture: str) -> Mapped:
+    """As `map_gguf_name`, for what a multi-token-prediction head has besides its layer."""
+    part, _, kind = rest.rpartition(".")
+    is_beside = architecture in HYBRID_ARCHITECTURES
+    names = HEADS_BESIDE if is_beside else HEADS_BEHIND
+    if part not in names:
+        return Mapped(name)
+    prefix = "mtp" if is_beside else prefix
+    return Mapped(f"{prefix}.{names[part]}.{kind}", shift=_shift(name, architecture))
 
 
 def _map_draft_name(name: str, architecture: str) -> Mapped:
@@ -158,5 +171,7 @@ def harmless_reason(name: str) -> str | None:
 
 
 def _shift(name: str, architecture: str) -> float:
-    # Gemma's norms multiply by 1 + weight; llama.cpp stores the sum.
-    return 1.0 if architecture == "gemma3" and name.endswith("norm.weight") else 0.0
+    # Zero-centred norms multiply by 1 + weight; llama.cpp stores the sum.
+    has_zero_centred = architecture in ("gemma3", *HYBRID_ARCHITECTURES)
+    is_centred = name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
+    return 1.0 if has_zero_centred and is_centred else 0.0

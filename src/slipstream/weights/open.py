@@ -41,6 +41,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     reader = GgufTensorReader(
         file,
         architecture_of(file),
+        num_layers=config["num_hidden_layers"],
         num_heads=config["num_attention_heads"],
         num_kv_heads=config["num_key_value_heads"],
     )

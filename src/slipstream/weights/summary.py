@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.weights.gguf_config import config_from_gguf
+from slipstream.weights.gguf_config import architecture_of, config_from_gguf
 from slipstream.weights.gguf_reader import read_gguf
 from slipstream.weights.layout import GgufLayout, SafetensorsLayout, read_layout
-from slipstream.weights.names import harmless_reason
+from slipstream.weights.names import harmless_reason, map_gguf_name
 from slipstream.weights.parts import special_parts, unserved_reason
 
 
@@ -65,8 +65,10 @@ def summarize(path: Path) -> CheckpointSummary:
 def _summarize_gguf(path: Path) -> CheckpointSummary:
     file = read_gguf(path)
     config = config_from_gguf(file)
+    architecture, num_layers = architecture_of(file), config["num_hidden_layers"]
+    names = (map_gguf_name(name, architecture, num_layers).name for name in file.tensors)
     stored = ((tensor.block.name, math.prod(tensor.shape)) for tensor in file.tensors.values())
-    return _summary(
+    summary = _summary(
         path,
         "GGUF",
         config,
@@ -75,6 +77,7 @@ def _summarize_gguf(path: Path) -> CheckpointSummary:
         is_tied=bool(config["tie_word_embeddings"]),
         has_template="tokenizer.chat_template" in file.metadata,
     )
+    return _with_unserved(summary, names, config)
 
 
 def _summarize_safetensors(path: Path, layout: SafetensorsLayout) -> CheckpointSummary:
@@ -94,7 +97,13 @@ def _summarize_safetensors(path: Path, layout: SafetensorsLayout) -> CheckpointS
         is_tied="lm_head.weight" not in tensors,
         has_template=_has_template(layout.path),
     )
-    reasons = (unserved_reason(name, layout.config) for name in tensors)
+    return _with_unserved(summary, tensors, layout.config)
+
+
+def _with_unserved(
+    summary: CheckpointSummary, names: Iterable[str], config: Mapping[str, Any]
+) -> CheckpointSummary:
+    reasons = (unserved_reason(name, config) for name in names)
     return replace(summary, unserved=Counter(filter(None, reasons)))
 
 

@@ -168,16 +168,20 @@ class DeltaNet:
         params = self.params
         key_size = params.key_heads * params.key_dim
         queries, keys, values = mixed.split_with_sizes([key_size, key_size, params.value_size], 1)
-        repeats = params.value_heads // params.key_heads
         shape = (len(mixed), params.key_heads, params.key_dim)
         queries = _unit(queries.reshape(shape)).mul_(params.key_dim**-0.5)
         return DeltaRows(
-            queries=queries.repeat_interleave(repeats, 1),
-            keys=_unit(keys.reshape(shape)).repeat_interleave(repeats, 1),
+            queries=self._for_values(queries),
+            keys=self._for_values(_unit(keys.reshape(shape))),
             values=values.reshape(len(mixed), params.value_heads, params.value_dim),
             decays=rates[:, : params.value_heads],
             rates=rates[:, params.value_heads :],
         )
+
+    def _for_values(self, x: Tensor) -> Tensor:
+        """[rows, key_heads, key_dim] -> [rows, value_heads, key_dim]"""
+        repeats = self.params.value_heads // self.params.key_heads
+        return x.repeat(1, repeats, 1) if self.params.is_tiled else x.repeat_interleave(repeats, 1)
 
 
 def _unit(x: Tensor) -> Tensor:
