@@ -18,8 +18,7 @@ def read_delta_net(reader: WeightReader, hparams: Hparams, index: int, prefix: s
     assert delta is not None
     hidden, heads = hparams.hidden_size, delta.value_heads
     num_channels, value_size = delta.num_channels, delta.value_size
-    is_whole = reader.has(f"{prefix}.in_proj_qkvz.weight")
-    if is_whole or (delta.is_interleaved and not reader.has(f"{prefix}.in_proj_qkv.weight")):
+    if delta.is_interleaved and not reader.has(f"{prefix}.in_proj_qkv.weight"):
         sizes = {"in_proj_qkvz": num_channels + value_size}
     else:
         sizes = {"in_proj_qkv": num_channels, "in_proj_z": value_size}
