@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slipstream.errors import CapacityError, ChecksumError, WeightsError
-from slipstream.training.dataset import Dataset
+from slipstream.training.dataset import ANSWERS_FILE, Dataset
 from slipstream.training.shards import (
     MANIFEST_FILE,
     CacheManifest,
@@ -37,6 +40,8 @@ def build_cache(
     shard_bytes: int = _SHARD_BYTES,
 ) -> CacheManifest:
     """Write the shards that are missing or damaged.
+
+    A dataset may have grown since the cache was complete: answers are added behind the others.
 
     Args:
         on_answers: Told the number of answers that a shard held, also of shards that were there.
@@ -82,15 +87,29 @@ def _begin(path: Path, dataset: Dataset, reader: TargetReader) -> CacheManifest:
         return wanted
     present = read_cache_manifest(path)
     reader.identity.require_same(present.target, f"the features in {path}")
-    if present.model_copy(update={"shards": ()}) != wanted.model_copy(
-        update={"target": present.target}
-    ):
+    update: dict[str, Any] = {"target": wanted.target}  # Any: a field has its own type
+    if _is_grown(dataset, present):
+        update |= {"dataset_sha256": wanted.dataset_sha256}
+    present = present.model_copy(update=update)
+    if present.model_copy(update={"shards": ()}) != wanted:
         raise WeightsError(
             f"{path} holds features of other answers, or other layers "
             f"({', '.join(map(str, present.tap_layer_ids))}; top {present.num_top})",
             hint="name another folder, or remove this one",
         )
     return present
+
+
+def _is_grown(dataset: Dataset, present: CacheManifest) -> bool:
+    """Whether the cache holds all answers that a file had, and the dataset's file begins so."""
+    if not present.shards:
+        return False
+    num_answers = present.shards[-1].stop
+    digest = hashlib.sha256()
+    with (dataset.path / ANSWERS_FILE).open("rb") as lines:
+        for line in itertools.islice(lines, num_answers):
+            digest.update(line)
+    return digest.hexdigest() == present.dataset_sha256
 
 
 def _cuts(

@@ -98,6 +98,34 @@ def test_an_interrupted_cache_keeps_its_whole_shards(
     assert kept.stat().st_mtime_ns == changed_at
 
 
+def test_a_dataset_that_has_grown_keeps_the_shards_of_its_front(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "cache"
+    build(path, target, dataset)
+    front = path / read_cache_manifest(path).shards[0].name
+    changed_at = front.stat().st_mtime_ns
+    grown = write_dataset(tmp_path / "grown", target, counting_answers(17))
+    with pytest.raises(WeightsError):
+        open_source(target, grown, (0, 1), path)
+
+    build(path, target, grown)
+
+    assert front.stat().st_mtime_ns == changed_at
+    (cached,) = open_source(target, grown, (0, 1), path).features([16])
+    (expected,) = reader_of(target).read([grown.answers[16]])
+    assert torch.equal(cached.taps, expected.taps)
+
+
+def test_answers_that_differ_in_front_are_other_answers(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    build(tmp_path / "cache", target, dataset)
+    others = write_dataset(tmp_path / "others", target, counting_answers(17)[1:])
+    with pytest.raises(WeightsError, match="features of other answers"):
+        build(tmp_path / "cache", target, others)
+
+
 def test_a_changed_shard_is_refused_by_name(
     target: TrainingTarget, dataset: Dataset, tmp_path: Path
 ) -> None:
