@@ -25,6 +25,7 @@ from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
 from slipstream.engine.scheduler import Scheduler, SchedulerLimits
 from slipstream.engine.step import Stages
+from slipstream.engine.taps import TapBacklog
 from slipstream.engine.token_logprobs import LogprobReporter
 from slipstream.kv.cache import KvCache
 from slipstream.observability.engine_metrics import EngineMetrics
@@ -101,12 +102,15 @@ class EngineHarness:
         sampler = Sampler(VOCAB_SIZE, self.tokenizer.eos_token_ids)
         queue = RequestQueue(setup.max_queue_len, setup.starvation_s)
         limits = SchedulerLimits(setup.max_num_requests, setup.max_step_tokens, setup.high_at)
-        self.scheduler = Scheduler(limits, self.kv, queue)
+        proposer = Proposer(drafters, controller or FixedController(), self.clock)
+        taps = TapBacklog(proposer.absorb)
+        self.scheduler = Scheduler(limits, self.kv, queue, taps.close)
         self.metrics = EngineMetrics(self.clock)
         self.engine = Engine(
             Stages(
                 scheduler=self.scheduler,
-                proposer=Proposer(drafters, controller or FixedController(), self.clock),
+                proposer=proposer,
+                taps=taps,
                 runner=self.target,
                 sampler=sampler,
                 verification=verification or ExactVerification(),

@@ -30,6 +30,7 @@ from slipstream.engine.recurrence import Recurrence
 from slipstream.engine.scheduler import Scheduler, SchedulerLimits
 from slipstream.engine.shipped import choose_shipped
 from slipstream.engine.step import Stages
+from slipstream.engine.taps import TapBacklog
 from slipstream.engine.token_logprobs import LogprobReporter
 from slipstream.execution.cores import choose_num_threads, read_cores
 from slipstream.execution.profile import profile_steps, workspace_bytes
@@ -74,11 +75,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         for item in config.speculation.drafters
         if isinstance(item, DraftModelConfig)
     }
-    nets = {
-        item.name: load_draft_net(item, config.model, target)
-        for item in config.speculation.drafters
-        if isinstance(item, DraftNetConfig)
-    }
+    nets = _load_nets(config, target)
     has_drafters = bool(config.speculation.drafters or more_drafters)
     recurrence = Recurrence(config, target.model.hparams, has_drafters=has_drafters)
     plan = _plan_memory(config, target, list(drafts.values()), list(nets.values()), recurrence)
@@ -101,9 +98,12 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     ) + list(more_drafters)
     controller = _controller(config, runner, clock)
     queue = RequestQueue(config.scheduler.max_queue_len, config.scheduler.starvation_s)
+    proposer = Proposer(drafters, controller, clock, chains_only=recurrence.chains_only)
+    taps = TapBacklog(proposer.absorb)
     stages = Stages(
-        scheduler=Scheduler(_limits(config), kv, queue),
-        proposer=Proposer(drafters, controller, clock, chains_only=recurrence.chains_only),
+        scheduler=Scheduler(_limits(config), kv, queue, taps.close),
+        proposer=proposer,
+        taps=taps,
         runner=runner,
         sampler=sampler,
         verification=_verification(config),
@@ -128,6 +128,14 @@ def _with_shipped(config: Config, target: LoadedModel) -> Config:
     drafters = choose_shipped(config.speculation.drafters, identity)
     speculation = config.speculation.model_copy(update={"drafters": drafters})
     return config.model_copy(update={"speculation": speculation})
+
+
+def _load_nets(config: Config, target: LoadedModel) -> dict[str, AnyDraftNet]:
+    return {
+        item.name: load_draft_net(item, config.model, target)
+        for item in config.speculation.drafters
+        if isinstance(item, DraftNetConfig)
+    }
 
 
 def _limits(config: Config) -> SchedulerLimits:

@@ -175,6 +175,8 @@ class Engine:
         running = {request.request_id for request in self._stages.scheduler.running}
         assert not waiting & running, f"waiting and running: {sorted(waiting & running)}"
         assert waiting | running <= live, f"forgotten: {sorted((waiting | running) - live)}"
+        untold = self._stages.taps.request_ids - running
+        assert not untold, f"drafters were not told of rows of {sorted(untold)}"
 
     def _expire(self) -> list[Event]:
         now_s = self._stages.clock.now()

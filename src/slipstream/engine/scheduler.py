@@ -59,12 +59,22 @@ class Scheduler:
     Decoding requests come first, one row each; what is left of the row budget goes to drafts and
     prompt chunks. When pages run out, drafts shrink first, then the least senior request is
     preempted: its pages stay in the prefix cache while they can, and it is computed anew later.
+
+    Args:
+        before_close: Is told of a request whose lease is about to be closed, its pages shared.
     """
 
-    def __init__(self, limits: SchedulerLimits, kv: KvCache, queue: RequestQueue) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KvCache,
+        queue: RequestQueue,
+        before_close: Callable[[Request], None] = lambda _: None,
+    ) -> None:
         self._limits = limits
         self._kv = kv
         self._queue = queue
+        self._before_close = before_close
         self.running: list[Request] = []
 
     def plan(self, now_s: float, draft_limit: Callable[[Request], DraftLimit]) -> StepPlan:
@@ -168,6 +178,7 @@ class Scheduler:
     def _close(self, request: Request, *, keep_prefix: bool) -> None:
         if request.lease is None:
             return
+        self._before_close(request)
         lease, request.lease = request.lease, None
         lease.close(request.tokens[: lease.num_tokens] if keep_prefix else None)
 

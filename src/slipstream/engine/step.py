@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.clock import Clock
+from slipstream.engine.asks import draft_asks
 from slipstream.engine.batching import StepBatch, StepItem, build_batch
 from slipstream.engine.messages import SpeculationOptions
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler, StepPlan
-from slipstream.engine.taps import target_rows
+from slipstream.engine.taps import TapBacklog
 from slipstream.engine.token_logprobs import DrawnRows, LogprobReporter
 from slipstream.errors import RequestError
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
 from slipstream.sampling.sampler import RowRequest, Sampler
 from slipstream.sampling.state import SamplingState, advance
-from slipstream.sampling.streams import Stream, stream_seed
 from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
-from slipstream.speculation.drafter import DraftContext, Observation
-from slipstream.speculation.propose import Ask, Proposal, Proposer
+from slipstream.speculation.drafter import Observation
+from slipstream.speculation.propose import Proposal, Proposer
 from slipstream.speculation.tree import DraftTree
 from slipstream.speculation.verification import Verification
 from slipstream.speculation.verify import Verdict
@@ -90,6 +90,7 @@ class Stages:
 
     scheduler: Scheduler
     proposer: Proposer
+    taps: TapBacklog
     runner: Target
     sampler: Sampler
     verification: Verification
@@ -105,8 +106,12 @@ def step(stages: Stages) -> StepReport:
     if not plan.items:
         return StepReport(plan)
 
+    asks = draft_asks(plan, stages.verification)
+    asked_s = clock.now()
+    stages.taps.settle(stages.proposer.needing_taps(asks))
+    told_s = clock.now() - asked_s
     proposal = stages.proposer.propose(
-        _asks(plan, stages.verification),
+        asks,
         num_other_rows=sum(item.num_tokens for item in plan.items),
         num_tokens=sum(item.is_last_chunk for item in plan.items),
     )
@@ -129,18 +134,18 @@ def step(stages: Stages) -> StepReport:
     absorbed_s = committed_s = clock.now()
     if output.taps:
         paths = {commit.request.request_id: commit.path for commit in commits}
-        stages.proposer.absorb(target_rows(batch, paths, output))
+        stages.taps.add(batch, paths, output)
         absorbed_s = clock.now()
     report = StepReport(
         plan=plan,
         commits=commits,
         num_rows=len(batch.forward.tokens),
-        draft_s=proposal.draft_s + absorbed_s - committed_s,
+        draft_s=told_s + proposal.draft_s + absorbed_s - committed_s,
         target_s=forwarded_s - started_s,
         sample_s=verified_s - forwarded_s,
         commit_s=committed_s - verified_s,
     )
-    _observe(stages, proposal, report)
+    _observe(stages, proposal, told_s + proposal.draft_s, report)
     return report
 
 
@@ -159,40 +164,6 @@ def _draft_limit(stages: Stages, request: Request) -> DraftLimit:
     if bounds is NO_DRAFT:
         return NO_DRAFT
     return stages.proposer.controller.limit(request.request_id, bounds)
-
-
-def _asks(plan: StepPlan, verification: Verification) -> list[Ask]:
-    asks: list[Ask] = []
-    for item in plan.items:
-        if item.draft is NO_DRAFT:
-            continue
-        request = item.request
-        names = request.group.submit.speculation.drafters
-        wants_laws = verification.wants_laws(request.params)
-        context = DraftContext(
-            request_id=request.request_id,
-            tokens=request.tokens,
-            prompt_len=request.prompt_len,
-            params=request.params,
-            state=request.state,
-            seed=_draft_seed(request) if wants_laws else request.seed,
-            salt=request.salt,
-            max_draft_len=item.draft.max_draft_len,
-            max_draft_nodes=item.draft.max_draft_nodes,
-            wants_laws=wants_laws,
-            slots=_text_slots(request),
-        )
-        asks.append(Ask(context, None if names is None else frozenset(names)))
-    return asks
-
-
-def _draft_seed(request: Request) -> int:
-    return stream_seed(request.seed, Stream.DRAFT, len(request.tokens))
-
-
-def _text_slots(request: Request) -> IntArray:
-    assert request.lease is not None, "a planned request holds a lease"
-    return request.lease.slots(0, request.lease.num_tokens)
 
 
 def _commit_prompts(stages: Stages, batch: StepBatch, output: ForwardOutput) -> None:
@@ -262,8 +233,8 @@ def _drawn_rows(
     return DrawnRows(verdict.rows[:num_new], tuple(rows), verdict.tokens[:num_new])
 
 
-def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:
-    """Drafters and controller learn what was kept."""
+def _observe(stages: Stages, proposal: Proposal, draft_s: float, report: StepReport) -> None:
+    """Drafters and controller learn what was kept; `draft_s` is what asking for drafts took."""
     observations = []
     feedback = []
     for commit in report.commits:
@@ -287,7 +258,7 @@ def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:
                 is_finished=request.is_finished,
             )
         )
-    stages.proposer.controller.observe(feedback, report.num_rows, report.verify_s, proposal.draft_s)
+    stages.proposer.controller.observe(feedback, report.num_rows, report.verify_s, draft_s)
     for drafter in stages.proposer.drafters:
         drafter.observe(observations)
 

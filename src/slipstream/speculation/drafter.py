@@ -70,15 +70,15 @@ class DraftContext:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """Rows of one request that the target has computed in this step and that stay.
+    """Rows of one request that the target has computed, in one step or several, and that stay.
 
     Attributes:
         request_id: As in `DraftContext`.
         slots: [first + rows] slot of every position so far, these rows last.
         next_tokens: The token behind each row; behind the last row of a finished text is none.
         rows: [rows] int64 where they are in `taps`.
-        taps: Layer -> [rows of the pass, hidden] its output, for `DrafterNeeds.target_layer_ids`;
-            the same for all requests of a step.
+        taps: Layer -> [any number, hidden] its output, for `DrafterNeeds.target_layer_ids`; the
+            same for all requests of a call.
     """
 
     request_id: str
@@ -147,9 +147,11 @@ class TapReader(Protocol):
     def needs(self) -> DrafterNeeds: ...
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
-        """Learn of every row that stays, prompt chunks included, in order; after each pass.
+        """Learn of every row that stays, prompt chunks included, in order.
 
-        Rows that the target takes from its prefix cache are not computed and not told again: what
-        a reader keeps about them lies in the same slots of a storage of its own.
+        Each is told before the next proposal for its request and before its page is shared, not
+        necessarily after each pass (`engine.taps`). Rows that the target takes from its prefix
+        cache are not computed and not told again: what a reader keeps about them lies in the same
+        slots of a storage of its own.
         """
         ...

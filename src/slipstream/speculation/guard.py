@@ -74,6 +74,7 @@ class GuardedDrafter:
         self._events = events
         self._name = drafter.name
         self._needs = drafter.needs
+        self._reader = drafter if isinstance(drafter, TapReader) else None
         self._log = logging.getLogger("slipstream.speculation")
         self._live: set[str] = set()
         self._num_faults = 0
@@ -126,8 +127,8 @@ class GuardedDrafter:
     def absorb(self, rows: Sequence[TargetRows]) -> None:
         """Pass on what the target computed, if the drafter reads it, benched or not: others may
         find these rows in the prefix cache when it is back."""
-        if isinstance(self._drafter, TapReader) and not self.is_benched_for_good:
-            self._run(partial(self._drafter.absorb, rows))
+        if self._reader is not None and not self.is_benched_for_good:
+            self._run(partial(self._reader.absorb, rows))
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Free what the drafter holds for these requests."""

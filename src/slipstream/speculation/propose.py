@@ -107,6 +107,14 @@ class Proposer:
             return best_chain(trees, min(context.max_draft_len, context.max_draft_nodes))
         return merge_trees(trees, context.max_draft_nodes, context.max_draft_len)
 
+    def needing_taps(self, asks: Sequence[Ask]) -> list[str]:
+        """Requests for which a drafter that reads the target's states will be asked."""
+        return [
+            ask.context.request_id
+            for ask in asks
+            if any(_may_draft(reader, ask) for reader in self._readers)
+        ]
+
     def absorb(self, rows: Sequence[TargetRows]) -> None:
         """Tell the drafters that read the target's states what it has computed."""
         for drafter in self._readers:
