@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Int32Array = npt.NDArray[np.int32]
 
+_LEAST_ROOM = 64  # rows, and tokens that they draw
 _PLACE_BYTES = 4
 
 
@@ -79,7 +80,7 @@ class NativeRows:
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._scratch = np.empty(vocab_size, dtype=np.float32)
-        self._hold(num_rows=64, num_places=64)
+        self._hold(num_rows=_LEAST_ROOM, num_places=_LEAST_ROOM)
 
     def draw(self, logits: FloatArray, rows: Sequence[DrawnRow]) -> list[list[int]]:
         """The tokens of each walk from its row on; it ends early where the rule has to be asked.
@@ -89,8 +90,7 @@ class NativeRows:
         """
         lens = [1 + row.nodes.shape[1] for row in rows]
         num_places = sum(lens)
-        if num_places > self._places.size:
-            self._hold(num_rows=2 * len(rows), num_places=2 * num_places)
+        self._make_room(len(rows), num_places)
         call = DrawCall(size=self._vocab_size, count=1)
         self._call(logits, rows, self._places_address, lens, call)
         tokens = self._places[:num_places].tolist()
@@ -116,8 +116,7 @@ class NativeRows:
         Returns: [rows, count] each; -1 and 0 where a row has fewer, and all of them where the rule
             has to be asked.
         """
-        if len(rows) > self._num_rows:
-            self._hold(num_rows=2 * len(rows), num_places=self._places.size)
+        self._make_room(len(rows), 0)
         places = np.empty((len(rows), count), dtype=np.int32)
         probs = np.empty((len(rows), count), dtype=np.float32)
         call = DrawCall(size=self._vocab_size, count=count, probs=probs.ctypes.data)
@@ -126,6 +125,12 @@ class NativeRows:
         columns = None if subset is None else subset.columns
         self._call(logits, rows, places.ctypes.data, [count] * len(rows), call, columns)
         return places, probs
+
+    def _make_room(self, num_rows: int, num_places: int) -> None:
+        """Grow, never shrink: a step of few rows with many drafts may come before one of many."""
+        present = self._num_rows, self._places.size
+        if num_rows > present[0] or num_places > present[1]:
+            self._hold(max(2 * num_rows, present[0]), max(2 * num_places, present[1]))
 
     def _hold(self, num_rows: int, num_places: int) -> None:
         """Make room for arguments and results, whose addresses are then known."""

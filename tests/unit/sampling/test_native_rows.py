@@ -221,6 +221,23 @@ def test_a_walk_follows_the_nodes_that_carry_what_is_drawn(
     assert native.draw(logits, [asked, asked]) == [[first, second, third]] * 2
 
 
+def test_many_rows_may_follow_few_rows_with_many_drafts() -> None:
+    size, num_rows = 64, 60
+    rule, native = RowRule(size, ()), NativeRows(native_kernels("portable"), size)
+    params = SamplingParams(temperature=1.0)
+    requests = [RowRequest(params, SamplingState(), seed, 7) for seed in range(num_rows)]
+    logits = np.random.default_rng(3).normal(size=(num_rows, size)).astype(np.float32)
+    nodes = np.array([[1] * 15, range(-1, 14)], np.int32)
+    drafted = [DrawnRow(0, request, rule.processors(params), nodes) for request in requests[:20]]
+    native.draw(np.repeat(logits[:1], 16, 0), drafted)
+    plain = [
+        DrawnRow(row, request, rule.processors(params)) for row, request in enumerate(requests)
+    ]
+    expected = [[rule.draw(row, request)] for row, request in zip(logits, requests, strict=True)]
+    assert native.draw(logits, plain) == expected
+    assert native.best(logits, plain, 2)[0].shape == (num_rows, 2)
+
+
 def test_the_number_of_threads_and_rows_does_not_matter() -> None:
     rng = np.random.default_rng(9)
     logits = (rng.normal(size=(70, 900)) * 3).astype(np.float32)
