@@ -36,6 +36,7 @@ from slipstream.models.layers.linear import NativeLinear
 from slipstream.models.native_decoder import NativeDecoder
 from slipstream.models.weight_reader import Products, WeightReader
 from slipstream.weights.checkpoint import Checkpoint
+from slipstream.weights.fp8_blocks import block_shape_of
 from slipstream.weights.parts import special_parts, unserved_reason
 
 log = logging.getLogger("slipstream.models")
@@ -155,7 +156,8 @@ def read_hparams(config: Mapping[str, Any]) -> Hparams:  # any JSON
     """
     reader = ConfigReader(config)
     hparams = _family(config).read(reader)
-    reader.require("quantization_config", None)
+    if block_shape_of(config) is not None:
+        reader.ignore("quantization_config")  # undone where tensors are read
     reader.finish()
     return hparams
 

@@ -28,6 +28,8 @@ from slipstream.weights.gguf_blocks import QuantizedTensor
 
 log = logging.getLogger("slipstream.models")
 
+_LEAST_BYTES = 2  # smaller floats have scales, without which they mean nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Products:
@@ -80,7 +82,7 @@ class WeightReader:
         """A tensor that must have this shape."""
         tensor = self._checkpoint.take(name)
         _require_shape(name, tuple(tensor.shape), shape)
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.itemsize < _LEAST_BYTES:
             raise WeightsError(
                 f"tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}; weights "
                 "are read as float32, float16, bfloat16 or GGUF blocks",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slipstream.errors import WeightsError
 from slipstream.weights.checkpoint import Checkpoint
+from slipstream.weights.fp8_blocks import BlockScaledReader, block_shape_of
 from slipstream.weights.gguf_config import architecture_of, config_from_gguf
 from slipstream.weights.gguf_reader import read_gguf
 from slipstream.weights.gguf_tensors import GgufTensorReader
@@ -26,7 +27,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     layout = read_layout(path)
     if isinstance(layout, GgufLayout):
         return _open_gguf(layout.path)
-    return Checkpoint(path, layout.config, SafetensorsReader(layout))
+    reader, block_shape = SafetensorsReader(layout), block_shape_of(layout.config)
+    if block_shape is None:
+        return Checkpoint(path, layout.config, reader)
+    return Checkpoint(path, layout.config, BlockScaledReader(reader, block_shape))
 
 
 def _open_gguf(path: Path) -> Checkpoint:
