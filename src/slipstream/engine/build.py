@@ -84,6 +84,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
     metrics = EngineMetrics(clock)
     runner = _runner(target, kv, config.memory.kv_dtype)
     recurrence.equip(runner.storage, plan)
+    recurrence.watch(kv.states, metrics)
     _watch_kernels(metrics, "target", runner)
     sampler = target.sampler()
     draft_parts = _draft_parts(config, drafts, plan, target, metrics)

@@ -64,6 +64,15 @@ class EngineObserver:
                 "leased": usage.num_leased,
             }
             self.metrics.set_kv_pages(name, pages)
+            if usage.states is not None:
+                states = usage.states
+                self.metrics.set_states(
+                    {
+                        "free": states.num_free,
+                        "evictable": states.num_evictable,
+                        "leased": states.num_leased,
+                    }
+                )
         self.metrics.set_memory({"drafters": sum(item.memory_bytes() for item in self._drafters)})
         self._warn(usages["target"])
 

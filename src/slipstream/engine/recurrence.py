@@ -12,6 +12,7 @@ from slipstream.kv.cache import KvCache
 from slipstream.kv.states import StatePool
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams
+from slipstream.observability.engine_metrics import EngineMetrics
 
 log = logging.getLogger("slipstream.engine")
 
@@ -72,8 +73,18 @@ class Recurrence:
                 plan.num_states,
                 most,
             )
+        if plan.num_states == 1 and self._config.memory.prefix_cache:
+            log.warning(
+                "a running request needs the only recurrent state, so no snapshot is taken and no "
+                "prefix is reused; raise memory.state_bytes for that"
+            )
         pages = -(-self._config.memory.snapshot_interval // plan.page_size)
         return StatePool(plan.num_states, pages * plan.page_size, self._max_drafts)
+
+    def watch(self, pool: StatePool | None, metrics: EngineMetrics) -> None:
+        """Let metrics tell what happens to states; None: there are none."""
+        if pool is not None:
+            metrics.read_states(pool.snapshot_counts, lambda: pool.row_counts)
 
     def equip(self, storage: KvStorage, plan: MemoryPlan) -> None:
         """Give the target's storage memory for states."""

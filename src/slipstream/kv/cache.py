@@ -10,7 +10,7 @@ from slipstream.kv.integrity import check_pages
 from slipstream.kv.lease import Lease, Moves, SlotArray
 from slipstream.kv.radix import RadixPath
 from slipstream.kv.shared_pages import OutOfPages, SharedPages
-from slipstream.kv.states import OutOfStates, StatePool
+from slipstream.kv.states import OutOfStates, StatePool, StateUsage
 
 __all__ = ["KvCache", "KvUsage", "Lease", "Moves", "OutOfPages", "SlotArray"]
 
@@ -30,6 +30,7 @@ class KvUsage:
         num_leases: Open leases.
         num_queried_tokens, num_hit_tokens: Tokens looked up at opening, and found; since start.
         num_evicted_pages: Pages evicted since start.
+        states: Of recurrent layers; None where the model has none.
     """
 
     num_pages: int
@@ -41,6 +42,7 @@ class KvUsage:
     num_queried_tokens: int
     num_hit_tokens: int
     num_evicted_pages: int
+    states: StateUsage | None = None
 
     @property
     def pressure(self) -> float:
@@ -106,7 +108,8 @@ class KvCache:
 
         The last token is never taken from the cache, since its row must be computed to say what
         comes next. Opening takes no new page, so it cannot run out of them; of a model with
-        recurrent layers it takes a state.
+        recurrent layers it takes a state, if need be the one of the snapshot that it could have
+        gone on from.
 
         Args:
             request_id: Name of the sequence; it must not have an open lease.
@@ -126,7 +129,9 @@ class KvCache:
             lease = Lease(self._shared, request_id, salt, prefix, self._forget)
         except OutOfStates:
             self._shared.unshare(prefix)
-            raise
+            if prefix.node is None:
+                raise
+            lease = Lease(self._shared, request_id, salt, RadixPath(None, []), self._forget)
         self._leases[request_id] = lease
         if use_prefix:
             self._num_queried_tokens += len(tokens)
@@ -154,6 +159,7 @@ class KvCache:
             num_queried_tokens=self._num_queried_tokens,
             num_hit_tokens=self._num_hit_tokens,
             num_evicted_pages=self._shared.num_evicted,
+            states=None if self.states is None else self.states.usage(),
         )
 
     def evict(self, num_pages: int) -> int:

@@ -6,6 +6,7 @@ tokens before it and cannot be cut back. See docs/decisions/0008-one-state-and-r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,6 +52,23 @@ class StateSpan:
         return self.num_known + self.num_drafts
 
 
+@dataclass(frozen=True, slots=True)
+class StateUsage:
+    """Where the states are; `num_free + num_evictable + num_leased == num_states`.
+
+    Attributes:
+        num_states: States that can be leased or hold snapshots.
+        num_free: States without content.
+        num_evictable: Snapshots that no lease reads.
+        num_leased: States that leases hold, snapshots that they read or took included.
+    """
+
+    num_states: int
+    num_free: int
+    num_evictable: int
+    num_leased: int
+
+
 class StatePool:
     """State ids 1..num_states with their holders; snapshots that nobody uses give way.
 
@@ -65,17 +83,25 @@ class StatePool:
         self.interval = interval
         self.max_drafts = max_drafts
         self._snapshots: dict[RadixNode, int] = {}  # the least recently used first
-        self.num_evicted = 0
+        self.num_evicted = self.num_taken = self.num_found = 0  # snapshots, since the start
+        self.row_counts: Counter[str] = Counter(known=0, drafted=0, replayed=0)
 
     @property
     def num_snapshots(self) -> int:
         """Snapshots in the prefix tree."""
         return len(self._snapshots)
 
-    @property
-    def num_leased(self) -> int:
-        """States that cannot be evicted."""
-        return self.pool.num_pages - self.pool.num_free - len(list(self._evictable()))
+    def usage(self) -> StateUsage:
+        """Counts of now."""
+        num_states, num_free = self.pool.num_pages, self.pool.num_free
+        num_evictable = sum(1 for _ in self._evictable())
+        return StateUsage(
+            num_states, num_free, num_evictable, num_states - num_free - num_evictable
+        )
+
+    def snapshot_counts(self) -> dict[str, int]:
+        """Snapshots that were taken, found by a prefix and evicted since the start."""
+        return {"taken": self.num_taken, "found": self.num_found, "evicted": self.num_evicted}
 
     def can_take(self) -> bool:
         """Whether `take` would give a state now."""
@@ -125,6 +151,7 @@ class StatePool:
         if node is None:
             return None, EMPTY_STATE
         state = self._snapshots[node] = self._snapshots.pop(node)  # now the latest used
+        self.num_found += 1
         return node, state
 
     def forget(self, node: RadixNode) -> None:
@@ -182,6 +209,7 @@ class LeasedState:
         for boundary in boundaries:
             if self._position < boundary <= end and self._states.can_take():
                 state = self._states.take()
+                self._states.num_taken += 1
                 snapshots.append((boundary - self._position, state))
                 self.pending.append((boundary, state))
         span = StateSpan(
@@ -193,6 +221,7 @@ class LeasedState:
             num_kept=self._num_kept,
             snapshots=tuple(snapshots),
         )
+        self._states.row_counts.update(known=num_known, drafted=num_drafts, replayed=self._num_kept)
         self._position, self._num_kept, self._num_known = end, 0, num_known
         return span
 

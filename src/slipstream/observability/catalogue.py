@@ -237,6 +237,19 @@ KV_PAGES = _engine(
     "cache",
     "state",
 )
+RECURRENT_STATES = _engine(
+    "recurrent_states", "gauge", "states", "Free, evictable (idle snapshots) or leased.", "state"
+)
+RECURRENT_SNAPSHOTS = _engine(
+    "recurrent_snapshots", "counter", "snapshots", "Taken, found by a prompt, evicted.", "event"
+)
+RECURRENT_ROWS = _engine(
+    "recurrent_rows",
+    "counter",
+    "rows",
+    "Rows in recurrent layers: known, drafted, and replayed because a draft token stayed.",
+    "kind",
+)
 MEMORY_BYTES = _engine("memory_bytes", "gauge", "bytes", "Memory in use by owner.", "owner")
 MEMORY_BUDGET = _engine("memory_budget_bytes", "gauge", "bytes", "The memory budget.")
 PREFIX_QUERY_TOKENS = _engine(

@@ -178,6 +178,20 @@ class EngineMetrics:
         self._metrics.count_from(catalogue.KERNEL_PRODUCTS, products, model)
         self._metrics.count_from(catalogue.KERNEL_ATTENTION_CALLS, attention_calls, model)
 
+    def set_states(self, states: Mapping[str, int]) -> None:
+        """Recurrent states: free, evictable, leased."""
+        for state, number in states.items():
+            self._metrics.gauge(catalogue.RECURRENT_STATES, number, state)
+
+    def read_states(
+        self,
+        snapshot_counts: Callable[[], Mapping[str, int]],
+        row_counts: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Ask for what happened to recurrent states when scraped."""
+        self._metrics.count_from(catalogue.RECURRENT_SNAPSHOTS, snapshot_counts)
+        self._metrics.count_from(catalogue.RECURRENT_ROWS, row_counts)
+
     def exposition(self) -> bytes:
         """See `Metrics.exposition`."""
         return self._metrics.exposition()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.kv.cache import KvCache, Lease
-from slipstream.kv.states import EMPTY_STATE, OutOfStates, StatePool
+from slipstream.kv.states import EMPTY_STATE, OutOfStates, StatePool, StateUsage
 
 TOKENS = list(range(100, 164))
 
@@ -140,3 +140,40 @@ def test_a_state_that_nobody_counts_is_found() -> None:
     states_of(cache).take()
     with pytest.raises(AssertionError, match="recurrent state"):
         cache.check_integrity()
+
+
+def test_where_the_only_room_is_the_snapshot_it_could_use_a_request_starts_anew() -> None:
+    cache = make_cache(num_states=2)
+    first = cache.open("a", TOKENS, "")
+    compute(first, 8)
+    first.publish(TOKENS)
+    assert cache.can_open()
+
+    second = cache.open("b", TOKENS, "")
+
+    assert second.num_cached == 0
+    assert states_of(cache).snapshot_counts() == {"taken": 1, "found": 1, "evicted": 1}
+    cache.check_integrity()
+    assert not cache.can_open()
+    with pytest.raises(OutOfStates):
+        cache.open("c", TOKENS, "")
+    cache.check_integrity()
+
+
+def test_usage_tells_free_evictable_and_leased_states_apart() -> None:
+    cache = make_cache(num_states=4)
+    lease = cache.open("a", TOKENS, "")
+    compute(lease, 8)
+    lease.publish(TOKENS)
+
+    assert cache.usage().states == StateUsage(4, num_free=1, num_evictable=2, num_leased=1)
+
+
+def test_rows_are_counted_by_what_became_of_them() -> None:
+    cache = make_cache()
+    lease = cache.open("a", TOKENS, "")
+    compute(lease, 5)
+    compute(lease, 1, num_drafts=4, num_kept=3)
+    compute(lease, 1)
+
+    assert states_of(cache).row_counts == {"known": 7, "drafted": 4, "replayed": 3}

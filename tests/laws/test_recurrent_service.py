@@ -1,0 +1,118 @@
+"""Targets with recurrent layers in service: long conversations, and requests that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.engine.messages import Tokens
+from slipstream.sampling.params import SamplingParams
+from tests.laws.test_lossless_families import (
+    RECURRENT,
+    TIGHT,
+    DraftingLLM,
+    KnowingDrafter,
+    cases,
+    check_nothing_is_left,
+    plain_answers,
+    run_all,
+    state_bytes,
+)
+from tests.support.tiny_families import VOCAB_SIZE, write_tiny_family
+from tests.support.tiny_llm import tiny_llm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_TURNS = 30
+
+
+@pytest.mark.parametrize("family", [*RECURRENT, "deepseek_v3"])
+def test_thirty_turns_whose_answers_come_back_as_prompts_are_those_of_plain_decoding(
+    tmp_path: Path, family: str
+) -> None:
+    path = write_tiny_family(tmp_path, family)
+    rng = np.random.default_rng(0)
+    settings: dict[str, Any] = {"memory.kv_bytes": "8MiB", "model.max_model_len": 512}
+    text: list[int] = []
+    with DraftingLLM(path, TIGHT | settings, []) as llm, tiny_llm(path, []) as plain:
+        for turn in range(NUM_TURNS):
+            params = SamplingParams(temperature=turn % 2, seed=turn, max_tokens=8, ignore_eos=True)
+            text += rng.integers(3, VOCAB_SIZE, 5).tolist()
+            before = llm.engine.kv.usage().num_hit_tokens
+            answer = llm.generate([text], params)[0].token_ids
+            found = llm.engine.kv.usage().num_hit_tokens - before
+            assert answer == plain.generate([text], params)[0].token_ids
+            assert len(text) < 24 or found >= len(text) - 24
+            text += answer
+        check_nothing_is_left(llm)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("family", RECURRENT)
+def test_requests_that_come_and_go_at_random_never_change_each_others_answers(
+    tmp_path: Path, family: str, seed: int
+) -> None:
+    path, random = write_tiny_family(tmp_path, family), Random(seed)
+    answers = plain_answers(path, "float32")
+    texts = [[*case.prompt, *answer] for case, answer in zip(cases(), answers, strict=True)]
+    settings = TIGHT | {"memory.state_bytes": state_bytes(path, 4 + seed)}
+    with DraftingLLM(path, settings, [KnowingDrafter(texts)]) as llm:
+        streams: dict[int, Iterator[Tokens]] = {}
+        given: dict[int, list[int]] = {}
+        num_finished = 0
+        while num_finished < 12:
+            index = random.randrange(len(answers))
+            if index not in streams:
+                case = cases()[index]
+                streams[index], given[index] = llm.stream(case.prompt, case.params), []
+            elif random.random() < 0.05:
+                streams.pop(index).close()  # type: ignore[attr-defined]  # it is a generator
+                llm.engine.check_integrity()
+            elif (event := next(streams[index], None)) is not None:
+                given[index].extend(event.token_ids)
+                assert given[index] == answers[index][: len(given[index])]
+            else:
+                del streams[index]
+                assert given[index] == answers[index]
+                num_finished += 1
+        streams.clear()
+        llm.close()
+        check_nothing_is_left(llm)
+
+
+def test_metrics_tell_of_states_snapshots_and_replayed_rows(tmp_path: Path) -> None:
+    path = write_tiny_family(tmp_path, "qwen3_5")
+    answers = plain_answers(path, "float32")
+    texts = [[*case.prompt, *answer] for case, answer in zip(cases(), answers, strict=True)]
+    with DraftingLLM(path, TIGHT, [KnowingDrafter(texts)]) as llm:
+        run_all(llm)
+        run_all(llm)
+        states = llm.engine.kv.states
+        assert states is not None
+        metrics = str(llm.engine.call("metrics"))
+
+    for event, number in states.snapshot_counts().items():
+        assert f'slipstream_recurrent_snapshots_total{{event="{event}"}} {float(number)}' in metrics
+    assert states.num_found > 0
+    assert states.row_counts["drafted"] > states.row_counts["replayed"] > 0
+    assert f'rows_total{{kind="replayed"}} {float(states.row_counts["replayed"])}' in metrics
+    assert f'recurrent_states{{state="leased"}} {0.0}' in metrics
+
+
+def test_one_state_serves_one_request_at_a_time_and_says_that_no_prefix_is_reused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny_family(tmp_path, "qwen3_5")
+    settings = TIGHT | {"memory.state_bytes": state_bytes(path, 2)}
+
+    with DraftingLLM(path, settings, []) as llm:
+        assert run_all(llm) == plain_answers(path, "float32")
+        assert llm.engine.kv.usage().num_hit_tokens == 0
+        check_nothing_is_left(llm)
+
+    assert "needs the only recurrent state" in caplog.text
