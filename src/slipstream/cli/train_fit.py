@@ -14,6 +14,14 @@ FamilyOption = Annotated[
     str, typer.Option(help="Kind of drafter: dspark, eagle3, dflash or dflash2.")
 ]
 EpochsOption = Annotated[float, typer.Option(min=0.001, help="How often each answer is read.")]
+RepeatOption = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        help="How often drafts start in text that repeats itself, beside other text: 1 for a "
+        "drafter that works alone.",
+    ),
+]
 StepsOption = Annotated[int | None, typer.Option(min=1, help="Steps instead of --epochs.")]
 RateOption = Annotated[
     float | None,
@@ -67,14 +75,7 @@ def fit(
     step_packs: Annotated[int, typer.Option(min=1, help="Packs of a step.")] = 8,
     pass_packs: Annotated[int, typer.Option(min=1, help="Packs of a pass.")] = 8,
     anchors: Annotated[int, typer.Option(min=1, help="Drafts that start in a pack.")] = 96,
-    repeat_weight: Annotated[
-        float,
-        typer.Option(
-            min=0.001,
-            help="How often drafts start in text that repeats itself, beside other text: 1 for a "
-            "drafter that works alone.",
-        ),
-    ] = 0.15,
+    repeat_weight: RepeatOption = 0.15,
     optimiser: Annotated[str, typer.Option(help="Of matrices: muon or adamw.")] = "muon",
     dtype: Annotated[str, typer.Option(help="Of products: bfloat16 or float32.")] = "bfloat16",
     recompute: Annotated[bool, typer.Option("--recompute", help="Less memory, slower.")] = False,
