@@ -32,7 +32,7 @@ HeadOption = Annotated[
     typer.Option(
         "--train-head/--freeze-head",
         show_default=False,
-        help="Let the head move away from the target's rows. Not given: only for eagle3.",
+        help="Let the head move away from the target's rows. Not given: it does.",
     ),
 ]
 StartOption = Annotated[

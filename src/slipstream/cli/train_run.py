@@ -19,10 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from slipstream.cli.training import choose_taps, provenance_of
 from slipstream.clock import SystemClock
 from slipstream.errors import ConfigError
+from slipstream.training.block_start import Lessons
 from slipstream.training.dataset import Dataset, Split, open_dataset
 from slipstream.training.draft_vocab import select_draft_tokens, unused_token
 from slipstream.training.fit import Intervals, Reporting, fit
-from slipstream.training.nets import FixedParts
+from slipstream.training.nets import FixedParts, TrainedNet
 from slipstream.training.objectives import objective_of
 from slipstream.training.packing import Piece, arrange, cut_answers
 from slipstream.training.plot import write_plot
@@ -45,7 +46,7 @@ from slipstream.training.settings import (
     default_losses,
 )
 from slipstream.training.sources import FeatureSource
-from slipstream.training.tap_scales import NUM_MEASURED, measure_tap_scales
+from slipstream.training.tap_scales import NUM_MEASURED, tap_scales_of, usual_taps
 from slipstream.training.trainer import Trainer
 from slipstream.training.workers import DistributedWorkers, SingleWorker, Workers
 
@@ -126,10 +127,12 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
         folder.begin(record)
     workers.add_up([torch.zeros(1)])  # the others wait until the folder is there
     source = open_source(target, dataset, settings.net.tap_layer_ids, options.files.cache)
-    fixed = start.fixed if start else _measure_fixed(target, dataset, source, options.net)
+    if start:
+        fixed, net = start.fixed, start.net
+    else:
+        fixed, net = _new_net(target, dataset, source, settings)
     if workers.rank == 0:
         write_fixed(folder, fixed)
-    net = start.net if start else start_net(settings, target, fixed)
     trainer = Trainer(
         net, objective_of(settings, net), settings.fit, source, dataset.answers, workers
     )
@@ -155,13 +158,16 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     console.print(f"the drafter is in {options.files.out / DRAFT_FOLDER}")
 
 
-def _measure_fixed(
-    target: TrainingTarget, dataset: Dataset, source: FeatureSource, net: NetOptions
-) -> FixedParts:
+def _new_net(
+    target: TrainingTarget, dataset: Dataset, source: FeatureSource, settings: RunSettings
+) -> tuple[FixedParts, TrainedNet]:
+    """What is measured before a training, and a net that starts from it."""
     answers, eos = dataset.of_side("train"), target.loaded.tokenizer.eos_token_ids
-    token_ids = select_draft_tokens(answers, target.identity.vocab_size, net.draft_vocab, eos)
-    measured = source.features(dataset.indices("train")[:NUM_MEASURED])
-    return FixedParts(token_ids, measure_tap_scales(measured))
+    size = settings.net.draft_vocab_size
+    token_ids = select_draft_tokens(answers, target.identity.vocab_size, size, eos)
+    taps = usual_taps(source.features(dataset.indices("train")[:NUM_MEASURED]))
+    fixed = FixedParts(token_ids, tap_scales_of(taps))
+    return fixed, start_net(settings, target, fixed, Lessons(answers, taps))
 
 
 def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> RunSettings:
@@ -216,7 +222,7 @@ def _choose_net(target: TrainingTarget, dataset: Dataset, options: FitOptions) -
             "draft_vocab_size": min(flags.draft_vocab, hparams.vocab_size),
             "intermediate_size": flags.intermediate or hparams.intermediate_size,
             "mask_token_id": mask,
-            "trains_head": is_eagle if flags.train_head is None else flags.train_head,
+            "trains_head": flags.train_head is not False,
             "markov_rank": flags.markov_rank,
         }
     )

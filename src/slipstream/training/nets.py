@@ -22,6 +22,7 @@ from slipstream.models.drafts.load import AnyDraftNet, net_class_of
 from slipstream.models.drafts.parts import StoredEnds
 from slipstream.models.hparams import Hparams, LayerParams, RotaryParams
 from slipstream.training.attention import attend_bfloat16
+from slipstream.training.block_start import Lessons, start_block_net
 from slipstream.training.settings import NetSettings
 
 HEAD = "lm_head.weight"
@@ -38,7 +39,7 @@ class FixedParts:
 
     Attributes:
         token_ids: [draft_vocab] int64 target id of each of the draft's tokens, ascending.
-        tap_scales: [taps * hidden] float32, see `measure_tap_scales`.
+        tap_scales: [taps * hidden] float32, see `tap_scales_of`.
     """
 
     token_ids: Tensor
@@ -81,12 +82,20 @@ class TrainedNet:
 
 
 def new_net(
-    settings: NetSettings, target: Model, ends: StoredEnds, fixed: FixedParts, seed: int
+    settings: NetSettings,
+    target: Model,
+    ends: StoredEnds,
+    fixed: FixedParts,
+    seed: int,
+    lessons: Lessons | None = None,
 ) -> TrainedNet:
     """A net to start from: the target's head behind random layers.
 
     What the net reads is at first the deepest tap, nearly as it is, since the target's own head
     already reads a token from it; and the norm in front of the head is smaller than the target's.
+
+    Args:
+        lessons: What a block drafter starts with more than that; None is nothing.
     """
     token_ids = fixed.token_ids
     hparams = net_hparams(settings, target.hparams)
@@ -96,6 +105,9 @@ def new_net(
     parameters["norm.weight"] = target.final_norm.scale.float() * _NORM_SHARE
     parameters[_FUSION] = parameters[_FUSION] * _NOISE_SHARE
     _add_deepest_tap(parameters[_FUSION], fixed.tap_scales)
+    if lessons is not None and isinstance(hparams, DFlashHparams):
+        as_read = parameters | {_FUSION: parameters[_FUSION] / fixed.tap_scales}
+        start_block_net(as_read, hparams, ends, token_ids, lessons)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name != HEAD or settings.trains_head)
     is_reduced = hparams.is_reduced

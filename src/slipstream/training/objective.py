@@ -71,12 +71,16 @@ class DraftIds:
         token_ids: [draft_vocab] int64 target id of each of the draft's tokens; None if it knows
             all.
         vocab_size: The target's.
+
+    Attributes:
+        size, target_size: Tokens of the draft's and of the target's vocabulary.
     """
 
     def __init__(self, token_ids: Tensor | None, vocab_size: int) -> None:
         self._map = torch.full((vocab_size,), -1)
         known = torch.arange(vocab_size) if token_ids is None else token_ids
         self._map[known] = torch.arange(len(known))
+        self.size, self.target_size = len(known), vocab_size
 
     def of(self, target_ids: Tensor) -> Tensor:
         """[...] int64, -1 included -> [...] int64, -1 where the draft lacks the token."""

@@ -13,13 +13,16 @@ _BETAS = (0.9, 0.95)
 _MOMENTUM = 0.95
 _KEPT_STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 _MATRIX_RANK = 2
+_MARKOV = "markov_head."
 _ADAM_SHARE = 0.125  # of Muon's learning rate: its updates bear that much more
+_MARKOV_SHARE = 0.5  # biases are products of two such numbers, and each token is met now and then
 
 
 class Optimiser:
     """Moves parameters by their gradients.
 
-    At one learning rate their updates are equally long; beside Muon, AdamW takes an eighth of it.
+    At one learning rate their updates are equally long; beside Muon, AdamW takes an eighth of it,
+    for a Markov head half.
 
     Source: Jordan et al. 2024 (Muon); Liu et al. 2025 (arXiv:2502.16982) on its size.
     """
@@ -31,12 +34,15 @@ class Optimiser:
             for name, parameter in parameters.items()
             if settings.optimiser == "muon" and _is_between_states(name, parameter)
         }
-        others = [parameter for name, parameter in parameters.items() if name not in by_muon]
+        others = {name: p for name, p in parameters.items() if name not in by_muon}
+        markov = [p for name, p in others.items() if name.startswith(_MARKOV)]
+        plain = [p for name, p in others.items() if not name.startswith(_MARKOV)]
         decay = settings.weight_decay
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
-        if others:
-            adamw = torch.optim.AdamW(others, betas=_BETAS, weight_decay=decay, fused=True)
-            self._parts.append((adamw, _ADAM_SHARE if by_muon else 1.0))
+        for some, share in ((plain, _ADAM_SHARE), (markov, _MARKOV_SHARE)):
+            if some:
+                adamw = torch.optim.AdamW(some, betas=_BETAS, weight_decay=decay, fused=True)
+                self._parts.append((adamw, share if by_muon else 1.0))
         if by_muon:
             muon = torch.optim.Muon(
                 by_muon.values(),

@@ -15,6 +15,7 @@ from torch import Tensor
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.identity import TargetIdentity, identify
+from slipstream.training.block_start import Lessons
 from slipstream.training.dataset import Dataset
 from slipstream.training.nets import HEAD, FixedParts, TrainedNet, new_net
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord, differences
@@ -99,14 +100,20 @@ def open_source(
     return source
 
 
-def start_net(settings: RunSettings, target: TrainingTarget, fixed: FixedParts) -> TrainedNet:
-    """A net with the weights that a run begins with."""
+def start_net(
+    settings: RunSettings,
+    target: TrainingTarget,
+    fixed: FixedParts,
+    lessons: Lessons | None = None,
+) -> TrainedNet:
+    """A net with the weights that a run begins with; see `new_net`."""
     return new_net(
         settings.net,
         target.loaded.model,
         read_ends(target.loaded),
         fixed,
         settings.fit.seed,
+        lessons,
     )
 
 

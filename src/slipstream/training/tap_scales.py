@@ -24,9 +24,13 @@ _OUTLIER = (
 _SMALLEST = 1e-6
 
 
-def measure_tap_scales(features: Sequence[Features]) -> Tensor:
-    """[taps * hidden] float32 root mean square of each channel, without outlier rows."""
+def usual_taps(features: Sequence[Features]) -> Tensor:
+    """[places, taps * hidden] float32 without outlier rows."""
     taps = torch.cat([item.taps for item in features]).float()
     lengths = taps.norm(dim=-1)
-    usual = taps[lengths <= _OUTLIER * lengths.median()]
-    return usual.square().mean(0).sqrt().clamp_min(_SMALLEST)
+    return taps[lengths <= _OUTLIER * lengths.median()]
+
+
+def tap_scales_of(taps: Tensor) -> Tensor:
+    """[taps * hidden] float32 root mean square of each channel of `usual_taps`."""
+    return taps.square().mean(0).sqrt().clamp_min(_SMALLEST)

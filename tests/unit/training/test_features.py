@@ -13,7 +13,7 @@ from slipstream.training.cache import build_cache, estimate_bytes
 from slipstream.training.dataset import Dataset, open_dataset
 from slipstream.training.session import TrainingTarget, open_source
 from slipstream.training.shards import read_cache_manifest
-from slipstream.training.tap_scales import measure_tap_scales
+from slipstream.training.tap_scales import tap_scales_of, usual_taps
 from slipstream.training.target import Features, TargetReader, read_ends
 from tests.support.training import counting_answers, tiny_target, write_dataset
 
@@ -199,8 +199,7 @@ def test_scales_of_taps_are_those_of_usual_rows() -> None:
     taps = torch.ones(10, 4, dtype=torch.bfloat16) * torch.tensor([1.0, 2.0, 3.0, 0.0]).bfloat16()
     taps[0] = 1000.0
     nothing = torch.empty(0, 1)
-    scales = measure_tap_scales(
-        [Features(taps[:4], nothing, nothing), Features(taps[4:], nothing, nothing)]
-    )
+    features = [Features(taps[:4], nothing, nothing), Features(taps[4:], nothing, nothing)]
+    scales = tap_scales_of(usual_taps(features))
     assert scales[:3].tolist() == [1.0, 2.0, 3.0]
     assert scales[3] > 0

@@ -18,6 +18,7 @@ def parameters() -> dict[str, Tensor]:
         "fc.weight": (8, 24),
         "layers.0.mlp.up_proj.weight": (16, 8),
         "lm_head.weight": (32, 8),
+        "markov_head.markov_w2.weight": (32, 4),
         "norm.weight": (8,),
     }
     return {
@@ -48,6 +49,14 @@ def test_a_matrix_between_states_turns_in_all_directions_alike() -> None:
         values = torch.linalg.svdvals(moved[name].detach() - before[name])
         assert values.max() < 2.0 * values.min()
     assert (moved["lm_head.weight"] - before["lm_head.weight"]).abs().max() <= RATE / 8 * 1.01
+
+
+def test_a_markov_head_moves_further_than_other_tables() -> None:
+    moved = parameters()
+    before = {name: p.detach().clone() for name, p in moved.items()}
+    take_steps(Optimiser(moved, fit_settings("muon")), moved, range(1))
+    name = "markov_head.markov_w2.weight"
+    assert (moved[name] - before[name]).abs().max() > RATE / 4
 
 
 def test_without_muon_every_number_moves_by_the_learning_rate() -> None:
