@@ -16,6 +16,7 @@ from slipstream.training.markov_start import markov_start
 from slipstream.training.objective import DraftIds
 
 _MAX_PLACES = 16384
+_NORM_SHARE = 1 / 3  # of the usual start: rows that know nothing yet leave it to what was counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def start_block_net(
     token_ids: Tensor,
     lessons: Lessons,
 ) -> None:
-    """Set attention and Markov head in place.
+    """Set attention, Markov head and final norm in place.
 
     Args:
         parameters: As the net reads them; `fc.weight` is for taps as they are.
@@ -59,3 +60,4 @@ def start_block_net(
         first, second = markov_start(lessons.answers, ids, hparams.markov_rank)
         parameters["markov_head.markov_w1.weight"].copy_(first)
         parameters["markov_head.markov_w2.weight"].copy_(second)
+        parameters["norm.weight"].mul_(_NORM_SHARE)

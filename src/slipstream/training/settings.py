@@ -106,14 +106,14 @@ class RunSettings(_Settings):
 
 
 def default_losses(family: Family) -> LossSettings:
-    """The losses that the families' papers and recipes name."""
+    """Losses that learn fast; docs/log.md says where they differ from the families' papers."""
     if family == "eagle3":
         return LossSettings(
             label=0.0, soft=1.0, distance=0.0, confidence=0.0, selector=0.0, depth_decay=0.8
         )
     if family == "dspark":
         return LossSettings(
-            label=0.1, soft=0.0, distance=0.9, confidence=1.0, selector=0.0, depth_decay=4.0
+            label=0.0, soft=1.0, distance=0.0, confidence=0.1, selector=0.0, depth_decay=4.0
         )
     return LossSettings(
         label=1.0, soft=0.0, distance=0.0, confidence=0.0, selector=1.0, depth_decay=4.0

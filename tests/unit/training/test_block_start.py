@@ -10,8 +10,8 @@ from torch import Tensor
 
 from slipstream.models.drafts.dflash import BlockNet
 from slipstream.models.drafts.load import AnyDraftNet
-from slipstream.models.drafts.parts import Context, LayerKv, attend
 from slipstream.training.answers import Answer
+from slipstream.training.block_objective import AnyBlockNet
 from slipstream.training.block_start import Lessons
 from slipstream.training.markov_start import markov_start
 from slipstream.training.objective import DraftIds
@@ -25,8 +25,14 @@ BLOCK_FAMILIES: tuple[Family, ...] = ("dspark", "dflash", "dflash2")
 
 def answers_of(*texts: list[int]) -> list[Answer]:
     return [
-        Answer(prompt_id=str(i), temperature=0.0, prompt_ids=(1,), response_ids=text, finish="stop")
-        for i, text in enumerate(texts)
+        Answer(
+            prompt_id=str(number),
+            temperature=0.0,
+            prompt_ids=(1,),
+            response_ids=tuple(text),
+            finish="stop",
+        )
+        for number, text in enumerate(texts)
     ]
 
 
@@ -66,12 +72,9 @@ def target(tmp_path: Path) -> TrainingTarget:
     return tiny_target(tmp_path)
 
 
-def started(
-    family: Family, target: TrainingTarget, lessons: Lessons | None
-) -> tuple[AnyDraftNet, Tensor]:
+def started(family: Family, target: TrainingTarget, lessons: Lessons | None) -> AnyDraftNet:
     settings = tiny_settings(family)
-    fixed = fixed_parts(settings)
-    return start_net(settings, target, fixed, lessons).copy_in(torch.float32), fixed.tap_scales
+    return start_net(settings, target, fixed_parts(settings), lessons).copy_in(torch.float32)
 
 
 def some_lessons(num_channels: int) -> Lessons:
@@ -82,27 +85,15 @@ def some_lessons(num_channels: int) -> Lessons:
     return Lessons(answers_of(tokens), taps)
 
 
-def weight_of_context(net: BlockNet[object], taps: Tensor) -> Tensor:  # type: ignore[type-var]
+def weights_of_context(net: AnyBlockNet, taps: Tensor) -> Tensor:
     """[rows, context] weights of each row's first head in the first layer."""
     positions = torch.arange(CONTEXT_LEN).unsqueeze(0)
-    layers = net.context_kv(net.context_features(taps[:CONTEXT_LEN].unsqueeze(0)), positions)
-    marked = [LayerKv(layer.keys, torch.zeros_like(layer.values)) for layer in layers]
-    weights: list[Tensor] = []
-
-    def spying(
-        queries: Tensor, context: LayerKv, visible: Tensor, own: LayerKv, seen: Tensor, scale: float
-    ) -> Tensor:
-        mixed = attend(queries, context, visible, own, seen, scale)
-        scores = torch.einsum("rd,sd->rs", queries[0, 0, :, 0], context.keys[0, :, 0]) * scale
-        weights.append(scores.softmax(-1))
-        return mixed
-
-    net.attend = spying
+    keys = net.context_kv(net.context_features(taps[:CONTEXT_LEN].unsqueeze(0)), positions)[0].keys
     tokens = net.block_tokens(torch.tensor([[5]]), NUM_ROWS)
     at = (CONTEXT_LEN + torch.arange(NUM_ROWS)).view(1, 1, -1)
-    visible = torch.ones(1, 1, CONTEXT_LEN, dtype=torch.bool)
-    net.block_hidden(tokens, at, Context(marked, positions, visible))
-    return weights[0]
+    queries = net.queries(0, net.norm("layers.0.input_layernorm", net.embed(tokens)), at)
+    scores = torch.einsum("rd,sd->rs", queries[0, 0, :, 0], keys[0, :, 0])
+    return torch.softmax(scores * net.hparams.body.attention_scale, -1)
 
 
 @pytest.mark.parametrize("family", BLOCK_FAMILIES)
@@ -110,13 +101,22 @@ def test_the_rows_of_a_block_look_at_the_nearest_context(
     family: Family, target: TrainingTarget
 ) -> None:
     lessons = some_lessons(HIDDEN * 2)
-    net, _ = started(family, target, lessons)
+    net = started(family, target, lessons)
     assert isinstance(net, BlockNet)
-    weights = weight_of_context(net, lessons.taps)
+    weights = weights_of_context(net, lessons.taps)
     assert (weights.argmax(-1) == CONTEXT_LEN - 1).all()
     assert (weights[0, -4:].sum() > 0.8).all()
 
 
-def test_without_lessons_a_net_starts_as_before(target: TrainingTarget) -> None:
-    first, _ = started("dspark", target, None)
-    assert not first.parameters["markov_head.markov_w2.weight"].any()
+def test_without_lessons_a_markov_head_starts_with_no_bias(target: TrainingTarget) -> None:
+    net = started("dspark", target, None)
+    assert not net.parameters["markov_head.markov_w2.weight"].any()
+
+
+def test_what_was_counted_decides_before_the_first_step(target: TrainingTarget) -> None:
+    lessons = Lessons(answers_of([5, 6, 7] * 60), some_lessons(HIDDEN * 2).taps)
+    net = started("dspark", target, lessons)
+    assert isinstance(net, BlockNet)
+    hidden = net.norm("norm", torch.randn(64, HIDDEN, generator=torch.Generator().manual_seed(4)))
+    choices = net.choices(hidden, net.logits(hidden), torch.full((64,), 5))
+    assert (choices.token_ids[0, choices.logits.argmax(-1)] == 6).all()
