@@ -76,6 +76,7 @@ def write_family_gguf(
     matrix_type: str = "F32",
     has_head: bool = False,
     is_old: bool = False,
+    is_fused: bool = False,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Convert a tiny checkpoint folder to one GGUF file.
@@ -85,6 +86,7 @@ def write_family_gguf(
         has_head: Add a multi-token-prediction head behind the last layer.
         is_old: As earlier converters did: one matrix for both ways of latents, and recurrent
             inputs by key head.
+        is_fused: Gates and rows into experts are one tensor.
         extra: Metadata, added or replacing.
     """
     config = json.loads((checkpoint / "config.json").read_text())
@@ -104,6 +106,8 @@ def write_family_gguf(
         if not name.startswith(("model.visual.", "mtp."))
     }
     parts = list(_converted(tensors, config, architecture, is_old=is_old))
+    if is_fused:
+        parts = list(_fused(dict(parts)))
     if has_head:
         parts += list(_head(parts, config["num_hidden_layers"]))
     for name, values in parts:
@@ -254,6 +258,16 @@ def _tiled(rest: str, values: Values, config: Json) -> Values:
     if rest == "linear_attn.norm.weight":
         return values
     return turn(values)
+
+
+def _fused(parts: dict[str, Values]) -> Named:
+    """Gates above what they gate, for all experts of a layer."""
+    for name, values in parts.items():
+        if name.endswith("ffn_gate_exps.weight"):
+            ups = parts[name.replace("gate", "up")]
+            yield name.replace("gate", "gate_up"), np.concatenate([values, ups], axis=1)
+        elif not name.endswith("ffn_up_exps.weight"):
+            yield name, values
 
 
 def _head(parts: list[tuple[str, Values]], num_layers: int) -> Named:

@@ -81,6 +81,14 @@ def test_latent_attention_without_a_rank_of_queries_is_read(tmp_path: Path) -> N
     torch.testing.assert_close(logits_of(file), logits_of(path), atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_gates_and_rows_into_experts_may_be_one_tensor(tmp_path: Path, family: str) -> None:
+    path = write_family(tmp_path / "folder", family)
+    file = write_family_gguf(tmp_path / "model.gguf", path, is_fused=True)
+
+    torch.testing.assert_close(logits_of(file), logits_of(path), atol=2e-4, rtol=2e-4)
+
+
 @pytest.mark.parametrize("matrix_type", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("family", WHOLE_BLOCKS)
 def test_blocks_of_every_expert_are_multiplied_as_stored(
