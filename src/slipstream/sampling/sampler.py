@@ -30,6 +30,9 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.row_rule import RowRule
 from slipstream.sampling.state import SamplingState
 
+FEW_ROWS = 8
+"""So many greedy rows numpy searches sooner than a native call does."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
@@ -147,7 +150,7 @@ class Sampler:
             at the row of the last node that it has reached.
         """
         walks: list[list[int | SamplingError]] = [[] for _ in rows]
-        if self._native is not None and not _is_plain_greedy(requests, nodes):
+        if self._native is not None and not _are_few_maxima(requests, nodes):
             asked = self._askable(rows, requests, nodes)
             drawn = self._native.draw(logits, list(asked.values()))
             for number, tokens in zip(asked, drawn, strict=True):
@@ -244,10 +247,11 @@ class Sampler:
         return asked
 
 
-def _is_plain_greedy(requests: Sequence[RowRequest], nodes: Sequence[Int32Array] | None) -> bool:
-    """Whether all is one maximum of one row, where numpy is quicker than preparing a call."""
-    is_one = len(requests) == 1 and (nodes is None or nodes[0] is NO_NODES)
-    return is_one and requests[0].params.is_greedy
+def _are_few_maxima(requests: Sequence[RowRequest], nodes: Sequence[Int32Array] | None) -> bool:
+    """Whether numpy is quicker than preparing a call: behind a pass all of that is cold code."""
+    if nodes is not None or len(requests) > FEW_ROWS:
+        return False
+    return all(request.params.is_greedy for request in requests)
 
 
 def _rows(logits: Tensor, num_rows: int, num_columns: int) -> FloatArray:
