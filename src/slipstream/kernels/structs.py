@@ -194,7 +194,7 @@ class Pass(ctypes.Structure):
     )
 
 
-DRAW = struct.Struct("@5P2Qd2f3i4x")
+DRAW = struct.Struct("@7P2Qd5f4i4x")
 """`slipstream::Draw`; packed, because a step makes one per request."""
 
 MAX_DRAW_COUNT = 64

@@ -270,8 +270,12 @@ class Lease:
         self._fill_slots(first, len(self._pages))
 
     def _fill_slots(self, first: int, stop: int) -> None:
-        pages = np.array(self._pages[first:stop], dtype=np.int64)
         table = self._slots[first * self._page_size : stop * self._page_size]
+        if stop - first == 1:  # while decoding, and there each function of numpy is cold code
+            start = self._pages[first] * self._page_size
+            table[:] = np.arange(start, start + self._page_size, dtype=np.int64)
+            return
+        pages = np.array(self._pages[first:stop], dtype=np.int64)
         np.add(
             pages[:, None] * self._page_size,
             np.arange(self._page_size, dtype=np.int64),

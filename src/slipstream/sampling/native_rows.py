@@ -17,7 +17,7 @@ import torch
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.structs import DRAW, DrawCall
 from slipstream.sampling.noise import FloatArray, IntArray
-from slipstream.sampling.processors import NO_EDITS, Edits, Processors
+from slipstream.sampling.processors import NO_EDITS, Processors
 
 if TYPE_CHECKING:
     from slipstream.sampling.sampler import RowRequest
@@ -27,6 +27,16 @@ Int32Array = npt.NDArray[np.int32]
 _LEAST_ROOM = 64  # rows, and tokens that they draw
 _PLACE_BYTES = 4
 
+
+class _Seen(NamedTuple):
+    """Tokens that a row's penalties are about, in memory that somebody holds."""
+
+    tokens: int
+    counts: int
+    num_seen: int
+
+
+_NONE_SEEN = _Seen(0, 0, 0)
 
 NO_NODES: Int32Array = np.empty((2, 0), dtype=np.int32)
 
@@ -151,10 +161,11 @@ class NativeRows:
     ) -> None:
         """Fill in what rows share with `call` and run it; `lens` are of the rows' places."""
         base, stride = logits.ctypes.data, logits.strides[0]
-        held: list[Edits] = []  # until the kernel has read them
+        held: list[object] = []  # until the kernel has read them
+        seen = {} if columns is not None else _seen(rows, held)
         for number, (row, request, processors, nodes) in enumerate(rows):
-            edits = NO_EDITS
-            if not processors.is_idle:
+            edits, tokens = NO_EDITS, seen.get(number, _NONE_SEEN)
+            if tokens is _NONE_SEEN and not processors.is_idle:
                 edits = processors.edits(logits[row], request.state, self._scratch, columns)
                 held.append(edits)
             DRAW.pack_into(
@@ -162,12 +173,15 @@ class NativeRows:
                 DRAW.size * number,
                 base + stride * row,
                 *edits.addresses(),
+                tokens.tokens,
+                tokens.counts,
                 nodes.ctypes.data if nodes is not NO_NODES else 0,
                 places,
                 request.seed,
                 request.position,
-                *processors.filters,
+                *processors.numbers,
                 len(edits.places),
+                tokens.num_seen,
                 nodes.shape[1],
             )
             places += lens[number] * _PLACE_BYTES
@@ -176,3 +190,32 @@ class NativeRows:
         self._kernels.functions.sl_draw(
             self._kernels.isa, torch.get_num_threads(), ctypes.byref(call)
         )
+
+
+def _seen(rows: Sequence[DrawnRow], held: list[object]) -> dict[int, _Seen]:
+    """By number, for rows that are penalised and no more; `held` holds the memory.
+
+    The kernel penalises where it reads the row: fetching some hundred logits from afar, as `edits`
+    has to, takes numpy 50 us.
+    """
+    asked = [number for number, row in enumerate(rows) if row.processors.only_penalises]
+    if not asked:
+        return {}
+    tokens: list[IntArray] = []
+    counts: list[FloatArray] = []
+    for number in asked:
+        _, request, processors, _ = rows[number]
+        drawn = request.state.output_counts
+        prompt = processors.prompt_ids(request.state.prompt_tokens)
+        tokens += (prompt, np.fromiter(drawn, np.int64, len(drawn)))
+        counts += (np.zeros(len(prompt), np.float32), np.fromiter(drawn.values(), np.float32))
+    all_tokens, all_counts = np.concatenate(tokens), np.concatenate(counts)
+    held += (all_tokens, all_counts)
+    token_address, count_address = all_tokens.ctypes.data, all_counts.ctypes.data
+    found: dict[int, _Seen] = {}
+    for place, number in enumerate(asked):
+        num_seen = len(tokens[2 * place]) + len(tokens[2 * place + 1])
+        found[number] = _Seen(token_address, count_address, num_seen)
+        token_address += num_seen * all_tokens.itemsize
+        count_address += num_seen * all_counts.itemsize
+    return found

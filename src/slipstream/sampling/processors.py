@@ -51,8 +51,9 @@ class Processors:
 
     Attributes:
         is_idle: Whether they never change a logit.
-        filters: top_p, temperature (0 = greedy), least log-weight and top_k, as the kernels
-            take them.
+        only_penalises: Whether nothing but penalties ever changes one.
+        numbers: top_p, temperature (0 = greedy), least log-weight, penalties (repetition,
+            presence, frequency) and top_k, as the kernels take them.
 
     Raises:
         InvalidRequestError: `params` names a token outside the vocabulary.
@@ -63,10 +64,13 @@ class Processors:
     ) -> None:
         check_token_ids(params, vocab_size)
         self.params = params
-        self.filters = (
+        self.numbers = (
             params.top_p,
             0.0 if params.is_greedy else params.temperature,
             float(least_weight(params)),
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
             min(params.top_k, vocab_size),
         )
         self._vocab_size = vocab_size
@@ -82,13 +86,14 @@ class Processors:
         stops = {token for token in eos_token_ids if token < vocab_size}
         self._stop_ids = _ids(sorted(stops | set(params.stop_token_ids)))
         self._last_prompt: tuple[frozenset[int], IntArray] = (frozenset(), _ids(()))
-        self.is_idle = not (
-            params.has_penalties
-            or params.logit_bias
+        does_more = bool(
+            params.logit_bias
             or params.bad_words
             or self._forbidden_ids is not None
             or params.min_tokens
         )
+        self.is_idle = not (params.has_penalties or does_more)
+        self.only_penalises = params.has_penalties and not does_more
 
     def apply(
         self,
@@ -134,7 +139,7 @@ class Processors:
         """Every token whose logit may change, some of them several times."""
         parts = [self._bias_ids, self._banned_ids]
         if self.params.has_penalties:
-            parts += [self._prompt_ids(state.prompt_tokens), drawn]
+            parts += [self.prompt_ids(state.prompt_tokens), drawn]
         if self._long_words:
             parts.append(_ids(word[-1] for word in self._long_words))
         if self._forbidden_ids is not None:
@@ -168,7 +173,7 @@ class Processors:
         params = self.params
         if params.repetition_penalty != 1.0:
             # A token that is in both gets the same value twice.
-            seen = np.concatenate((self._prompt_ids(state.prompt_tokens), drawn))
+            seen = np.concatenate((self.prompt_ids(state.prompt_tokens), drawn))
             # CTRL (arXiv:1909.05858), section 4.1, with the sign rule that all servers follow.
             values, penalty = logits[seen], np.float32(params.repetition_penalty)
             logits[seen] = np.where(values > 0, values / penalty, values * penalty)
@@ -179,7 +184,7 @@ class Processors:
             values -= np.float32(params.frequency_penalty) * counts
             logits[drawn] = values
 
-    def _prompt_ids(self, tokens: frozenset[int]) -> IntArray:
+    def prompt_ids(self, tokens: frozenset[int]) -> IntArray:
         """The prompt's drawable tokens as an array, kept while states share the same set."""
         if self._last_prompt[0] is not tokens:
             ids = _ids(tokens)

@@ -95,6 +95,41 @@ def test_a_native_draw_is_the_rule_s(data: st.DataObject) -> None:
         np.testing.assert_allclose(probs[0, : best.ids.size], best.probs, rtol=2e-5, atol=1e-30)
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_penalties_are_the_rule_s_to_the_bit(data: st.DataObject) -> None:
+    """A greedy draw is the highest of the processed logits; all but one are put out of its way."""
+    size = data.draw(st.sampled_from([3, 65, 300]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    params = SamplingParams(
+        temperature=0.0,
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.7])),
+        presence_penalty=data.draw(st.sampled_from([0.0, 1.5, -0.3])),
+        frequency_penalty=data.draw(st.sampled_from([0.0, -0.5, 0.7])),
+    )
+    row = random_row(data.draw(st.sampled_from(["normal", "ties", "masked"])), size, rng)
+    request = request_after(params, size, rng, 0)
+    rule = RowRule(size, ())
+    processed = rule.processed(row, request).copy()
+    for token in request.state.output_counts:
+        # Two tokens that nobody has seen stand on either side of the processed logit.
+        free = [i for i in range(size) if not _is_seen(i, request)][:1]
+        if not free or not np.isfinite(processed[token]):
+            continue
+        rows = np.full((3, size), -np.inf, np.float32)
+        rows[:, token] = row[token]
+        rows[0, free[0]] = np.nextafter(processed[token], np.float32(-np.inf))
+        rows[1, free[0]] = np.nextafter(processed[token], np.float32(np.inf))
+        rows[2, free[0]] = processed[token]
+        asked = [DrawnRow(number, request, rule.processors(params)) for number in range(3)]
+        native = NativeRows(native_kernels(data.draw(st.sampled_from(ISAS))), size)
+        assert native.draw(rows, asked) == [[token], [free[0]], [min(token, free[0])]]
+
+
+def _is_seen(token: int, request: RowRequest) -> bool:
+    return token in request.state.prompt_tokens or token in request.state.output_counts
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "params",

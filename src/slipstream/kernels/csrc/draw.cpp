@@ -184,12 +184,24 @@ void take_best(Row& row, int count, int32_t* places, float* probs) {
     }
 }
 
+// As sampling/processors.py does it, operation by operation.
+float penalised(float logit, const Draw& draw, float count) {
+    float value = logit > 0.0f ? logit / draw.repetition : logit * draw.repetition;
+    if (count > 0.0f) {
+        value -= draw.presence;
+        value -= draw.frequency * count;
+    }
+    return value;
+}
+
 // A row's logits, processed.
 const float* logits_of(const Draw& draw, const DrawCall& call, int node) {
     const float* logits = draw.logits + call.stride * (node + 1);
-    if (!draw.num_edits) return logits;
+    if (!draw.num_edits && !draw.num_seen) return logits;
     float* copy = static_cast<float*>(scratch(DRAW_SCRATCH, sizeof(float) * call.size));
     memcpy(copy, logits, sizeof(float) * call.size);
+    for (int i = 0; i < draw.num_seen; i++)
+        copy[draw.seen[i]] = penalised(logits[draw.seen[i]], draw, draw.seen_counts[i]);
     for (int i = 0; i < draw.num_edits; i++) copy[draw.edit_places[i]] = draw.edit_values[i];
     return copy;
 }

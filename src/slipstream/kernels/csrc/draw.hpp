@@ -27,16 +27,19 @@ struct Draw {
     const float* logits;         // [size], never written; a node's lie `node + 1` strides further
     const int64_t* edit_places;  // [num_edits] where the request changes a logit,
     const float* edit_values;    // and to what
+    const int64_t* seen;         // [num_seen] tokens that penalties are about, before any edit,
+    const float* seen_counts;    // and how often each was drawn; of one that is there twice the last counts
     const int32_t* nodes;        // [2, num_nodes] tokens of a tree, then parents; -1 = this row
     int32_t* places;             // [(1 + num_nodes) * count] takes columns, see DrawCall
     uint64_t seed, position;     // of this row; a node's is as much further as it lies deep
     double top_p;                // 1 = off
     float temperature;           // 0 = the best logit, without noise and filters
     float min_weight;            // least log-weight that min_p keeps; the least finite one = off
+    float repetition, presence, frequency;  // penalties
     int32_t top_k;               // 0 = off
-    int32_t num_edits, num_nodes;
+    int32_t num_edits, num_seen, num_nodes;
 };
-static_assert(sizeof(Draw) == 88, "kernels/structs.py packs it by hand");
+static_assert(sizeof(Draw) == 120, "kernels/structs.py packs it by hand");
 
 // Of each row the `count` best columns are taken. Where count is 1, the walk goes on at the child that
 // carries the token, if there is one. The columns that are missing are -1: a row has fewer, its logits
