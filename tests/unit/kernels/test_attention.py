@@ -192,6 +192,25 @@ def test_threads_change_no_bit(library: KernelLibrary, num_threads: int) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "kv_heads"), [(6, 2), (9, 3), (8, 1)])
+def test_threads_that_share_few_branches_change_no_bit(
+    library: KernelLibrary, dtype: torch.dtype, num_heads: int, kv_heads: int
+) -> None:
+    shape = make_shape(num_heads, kv_heads)
+    storage, queries = make_storage(shape, dtype), queries_for(shape, 9)
+    backend = NativeAttention(shape, library)
+    rows = np.array_split(np.arange(9), [1, 3])
+    branches = [
+        Branch(part, np.arange(end - len(part), end), scattered_slots(end, end))
+        for part, end in zip(rows, (390, 20, 200), strict=True)
+    ]
+    expected = attend(backend, queries, storage, branches)
+    for num_threads in (2, 3, 7):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(attend(backend, queries, storage, branches), expected), num_threads
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_backends_of_one_name_agree_to_the_last_bit(
     library: KernelLibrary, dtype: torch.dtype
 ) -> None:

@@ -264,39 +264,31 @@ void put(const Job& job, const Mix& mix) {
     }
 }
 
-// All sections of one head, by one thread.
+// One head of a unit: its sections are added up, by the last of a group.
 template <int DIM>
-void attend_whole(const Job& job, const Unit& unit, const Work& work) {
+void attend_head(Job& job, const Unit& unit, int head, const Units& units, const Work& work,
+                 std::atomic<int>* counters) {
+    job.kv_head = unit.first_head + head;
     scale_queries(job, work.queries);
-    clear(job, work.mixed);
-    for (int s = 0; s < unit.num_sections; s++) {
-        attend_section<DIM>(job, unit.first_section + s, work, work.part);
-        add(job, work.mixed, work.part);
-    }
-    put(job, work.mixed);
-}
-
-// One section of a tile; who is the last of a group adds them up.
-template <int DIM>
-void attend_part(Job& job, const Unit& unit, const Work& work, float* partials,
-                 std::atomic<int>* finished) {
+    const Group* group = unit.group < 0 ? nullptr : &units.groups[unit.group];
     const int64_t size = partial_size(*job.a.shape, int(job.tile.num_rows), 1);
-    const auto part = [&](int p, int h) {
-        float* memory = partials + (p * unit.num_heads + h) * size;
+    const auto part = [&](int section) {
+        float* memory = units.partials + group->partial + (section * unit.num_heads + head) * size;
         return Mix{memory, reinterpret_cast<Softmax*>(memory + job.lanes * job.dim)};
     };
-    for (int h = 0; h < unit.num_heads; h++) {
-        job.kv_head = unit.first_head + h;
-        scale_queries(job, work.queries);
-        attend_section<DIM>(job, unit.first_section, work, part(unit.part, h));
+    const Range sections = unit.sections_of(head);
+    const bool is_sum = sections.begin == 0, is_whole = is_sum && sections.end == unit.num_sections;
+    const Mix sum = is_whole ? work.mixed : part(0);
+    if (is_sum) clear(job, sum);
+    for (int s = sections.begin; s < sections.end; s++) {
+        attend_section<DIM>(job, unit.first_section + s, work, is_sum ? work.part : part(s));
+        if (is_sum) add(job, sum, work.part);
     }
-    if (finished->fetch_add(1) + 1 < unit.num_parts) return;
-    for (int h = 0; h < unit.num_heads; h++) {
-        job.kv_head = unit.first_head + h;
-        clear(job, work.mixed);
-        for (int p = 0; p < unit.num_parts; p++) add(job, work.mixed, part(p, h));
-        put(job, work.mixed);
+    if (!is_whole) {
+        if (counters[group->finished + head].fetch_add(1) + 1 < units.num_parts_of(*group, head)) return;
+        for (int s = units.first_sum_of(*group, head); s < unit.num_sections; s++) add(job, sum, part(s));
     }
+    put(job, sum);
 }
 
 template <int DIM>
@@ -308,17 +300,16 @@ void attend_unit(const Attention& a, const Unit& unit, const Units& units, const
     Job job{a, tile, plan.rows + tile.first_row, plan.positions + tile.first_row,
             plan.slots + tile.first_slot, unit.first_head, a.shape->head_dim, group,
             int(tile.num_rows) * group};
-    if (unit.group >= 0)
-        return attend_part<DIM>(job, unit, work, units.partials + unit.partial, counters + 1 + unit.group);
     for (int h = 0; h < unit.num_heads; h++) {
-        job.kv_head = unit.first_head + h;
-        attend_whole<DIM>(job, unit, work);
+        const Range sections = unit.sections_of(h);
+        if (sections.begin < sections.end) attend_head<DIM>(job, unit, h, units, work, counters);
     }
 }
 
 }  // namespace
 
-void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* counters) {
+void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* counters,
+                     int thread) {
     const AttentionShape& shape = *a.shape;
     const int dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const int lanes = MAX_TILE_ROWS * group;
@@ -334,12 +325,12 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
     work.part.values = take(lanes * dim);
     work.mixed.softmax = reinterpret_cast<Softmax*>(take(2 * lanes));
     work.part.softmax = reinterpret_cast<Softmax*>(take(2 * lanes));
-    for (int i; (i = counters[0].fetch_add(1)) < units.num_units;) {
-        const Unit& unit = units.units[i];
+    Taker taker(units, counters, thread);
+    while (const Unit* unit = taker.take()) {
         switch (dim) {
-            case 64: attend_unit<64>(a, unit, units, work, counters); break;
-            case 128: attend_unit<128>(a, unit, units, work, counters); break;
-            default: attend_unit<0>(a, unit, units, work, counters); break;
+            case 64: attend_unit<64>(a, *unit, units, work, counters); break;
+            case 128: attend_unit<128>(a, *unit, units, work, counters); break;
+            default: attend_unit<0>(a, *unit, units, work, counters); break;
         }
     }
 }

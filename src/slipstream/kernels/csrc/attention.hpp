@@ -59,20 +59,98 @@ struct Attention {
     const float* value_scales;
 };
 
-// Work for one thread: some sections of a tile for some key heads.
+// Key heads whose lanes fit into one tile of sixteen.
+inline int heads_of_tile(const AttentionShape& shape, int num_rows) {
+    const int lanes = num_rows * (shape.num_heads / shape.kv_heads);
+    return lanes > 8 ? 1 : 16 / lanes;
+}
+
+struct Range {
+    int begin, end;
+};
+
+// Work for one thread: steps of a tile's sections and key heads, which are taken section by section, and in
+// a section bundle by bundle of heads that fit into one tile. So memory is read from end to end.
 struct Unit {
     int32_t tile, first_head, num_heads;
-    int32_t first_section, num_sections;
-    int32_t group;            // units of one group are sections of the same rows and heads; -1: alone
-    int32_t part, num_parts;  // of the group
-    int64_t partial;          // where the group's results lie in Units::partials, by part
+    int32_t first_section, num_sections;  // of the tile
+    int32_t bundle;                       // key heads of a step
+    int32_t begin, end;                   // steps; all of them, or one of a group's shares
+    int32_t group;                        // in Units::groups, or -1
+    int32_t thread;                       // that should take it
+
+    int num_bundles() const { return ceil_div(num_heads, bundle); }
+    // The heads, from first_head on, of steps in a section.
+    Range heads_of(int section) const {
+        const int first = section * num_bundles(), last = end - first, start = begin - first;
+        const int to = last < num_bundles() ? last * bundle : num_heads;
+        return {start > 0 ? start * bundle : 0, to < num_heads ? to : num_heads};
+    }
+    // The sections of a head in which it has steps.
+    Range sections_of(int head) const {
+        const int count = num_bundles(), at = head / bundle;
+        return {begin > at ? ceil_div(begin - at, count) : 0, end > at ? ceil_div(end - at, count) : 0};
+    }
+};
+
+// Units that share a tile's steps. What they compute of a head is added up by the last of them. The first
+// one's sum is part 0, each section of others is a part of its own.
+struct Group {
+    int32_t first_unit, num_units;
+    int32_t finished;  // the first of num_heads counters
+    int64_t partial;   // where the parts lie in Units::partials
 };
 
 // All work of one plan. Any cut gives the same bits: sections are added in order of position.
 struct Units {
     const Unit* units;
+    const Group* groups;
     int32_t num_units, num_groups;
+    int32_t num_counters;  // one for each unit: whether it is taken; then those of groups
     float* partials;
+
+    // Those of a group that have steps of a head.
+    int num_parts_of(const Group& group, int head) const {
+        int count = 0;
+        for (int i = 0; i < group.num_units; i++) {
+            const Range sections = units[group.first_unit + i].sections_of(head);
+            count += sections.begin < sections.end;
+        }
+        return count;
+    }
+    // Sections of a head that part 0 holds.
+    int first_sum_of(const Group& group, int head) const {
+        for (int i = 0;; i++) {
+            const Range sections = units[group.first_unit + i].sections_of(head);
+            if (sections.begin == 0 && sections.end > 0) return sections.end;
+        }
+    }
+};
+
+// Hands a thread its own units, then those that others have not begun.
+class Taker {
+public:
+    Taker(const Units& units, std::atomic<int>* counters, int thread)
+        : units_(units), counters_(counters), left_(units.num_units) {
+        while (at_ + 1 < units.num_units && units.units[at_].thread < thread) at_++;
+    }
+
+    // The next one; null where there is none.
+    const Unit* take() {
+        while (left_ > 0) {
+            const int index = at_;
+            left_--;
+            at_ = at_ + 1 < units_.num_units ? at_ + 1 : 0;
+            if (!counters_[index].load(std::memory_order_relaxed) && !counters_[index].exchange(1))
+                return &units_.units[index];
+        }
+        return nullptr;
+    }
+
+private:
+    const Units& units_;
+    std::atomic<int>* counters_;
+    int left_, at_ = 0;
 };
 
 // Results of a lane in Units::partials: what was mixed, not normalised.
@@ -84,13 +162,13 @@ inline int64_t partial_size(const AttentionShape& shape, int num_rows, int num_h
 // Uses buffers `which` and `which + 1` of the calling thread.
 Units cut_units(const AttentionShape& shape, const AttentionPlan& plan, int num_threads, int which);
 
-// `counters`: [1 + num_groups] zeros before the team starts: the next unit, then finished ones by group.
+// `counters`: [num_counters] zeros before the team starts.
 // AMX: keys and values in bf16 or codes, and head_dim a multiple of 32 only.
-void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters);
-void attend_avx512(const Attention& a, const Units& units, std::atomic<int>* counters);
-void attend_portable(const Attention& a, const Units& units, std::atomic<int>* counters);
+void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
+void attend_avx512(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
+void attend_portable(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
 
-using Attend = void (*)(const Attention&, const Units&, std::atomic<int>*);
+using Attend = void (*)(const Attention&, const Units&, std::atomic<int>*, int);
 
 // Chosen by the shape and the instruction set, never by the rows.
 Attend attend_for(int isa, const AttentionShape& shape);

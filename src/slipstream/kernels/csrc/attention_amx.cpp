@@ -19,7 +19,7 @@ void begin(Job& job, const Unit& unit) {
     job.slots = plan.slots + tile.first_slot;
     job.lanes = num_rows * job.group;
     job.lane_tiles = ceil_div(job.lanes, 16);
-    job.bundle = job.lanes > 8 || job.has_codes ? 1 : 16 / job.lanes;
+    job.bundle = job.has_codes ? 1 : heads_of_tile(*job.a.shape, num_rows);
     job.seen = seen_by(plan, tile);
     job.newest = job.seen.newest;
     const int num_lanes = job.bundle * job.lanes;
@@ -33,95 +33,31 @@ void begin(Job& job, const Unit& unit) {
         pack_queries(job, unit.first_head + h, job.shift_of(h), job.queries_at(h, 0));
 }
 
-// Scores of all heads and lane tiles.
-template <bool HAS_CODES>
-void score_all(const Job& job, const Unit& unit, Blocks blocks, Reader& reader) {
-    Keys keys[32];
-    const size_t half = size_t(32) * job.dim;
-    for (int b = blocks.begin; b < blocks.end; b++) {
-        const int start = b * KEY_BLOCK;
-        const auto pace = [&] { reader.bring(3); };
-        for (int h = 0; h < unit.num_heads; h += job.bundle) {
-            const int heads = job.heads_of(unit, h);
-            for (int i = 0; i < heads; i++) {
-                uint8_t* copy = job.keys + size_t(i) * 2 * half;
-                keys[2 * i] = keys_of<HAS_CODES>(job, start, unit.first_head + h + i, copy);
-                keys[2 * i + 1] = keys_of<HAS_CODES>(job, start + 16, unit.first_head + h + i, copy + half);
-            }
-            for (int t = 0; t < job.lane_tiles; t++)
-                if (job.sees(t, start, start + KEY_BLOCK))
-                    score(keys, heads, job.queries_at(h, t), job.dim,
-                          job.scores_at(h, t) + b % SECTION_BLOCKS * BLOCK_SCORES, pace);
+// Where a section's keys lie for the heads of a bundle.
+template <bool HAS_CODES, typename Pace>
+void find_keys(const Job& job, int first_head, int num_heads, Blocks blocks, Keys* keys, const Pace& pace) {
+    const size_t size = size_t(32) * job.dim;
+    for (int h = 0; h < num_heads; h++)
+        for (int i = 2 * blocks.begin; i < 2 * blocks.end; i++) {
+            const int at = h * SECTION_KEYS + i % SECTION_KEYS;
+            keys[at] = keys_of<HAS_CODES>(job, 16 * i, first_head + h, job.keys + at * size, pace);
         }
-        reader.read(job.stored(start, start + KEY_BLOCK) / 2);
-    }
 }
 
-// Mixes of a unit's section, each to where `to(head, lane tile)` says, then `done(head, lane tile)`.
-template <bool HAS_CODES, typename To, typename Done>
-void attend_streamed(const Job& job, const Unit& unit, int section, Reader& reader, const To& to,
-                     const Done& done) {
-    const Blocks blocks = blocks_of(job.seen, section);
-    score_all<HAS_CODES>(job, unit, blocks, reader);
-    const auto pace = [&] { reader.bring(1); };
-    const auto fetch = [&](int h, int b, int d, int dims) {
-        const int start = b * KEY_BLOCK, stored = job.stored(start, start + KEY_BLOCK);
-        const int count = stored - stored / 2;
-        if (d == 0) reader.read(count * (h + 1) / unit.num_heads - count * h / unit.num_heads);
-        fetch_values<HAS_CODES>(job, start, unit.first_head + h, d, dims,
-                                job.values + size_t(b % SECTION_BLOCKS) * job.dim * 64, pace);
-    };
-    for (int h = 0; h < unit.num_heads; h += job.bundle) {
-        if constexpr (HAS_CODES)
-            fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, unit.first_head + h);
-        for (int t = 0; t < job.lane_tiles; t++) {
-            const Blocks mine = seen(job, t, blocks);
-            const Mix mixed = to(h, t);
-            weigh_section(job, mine, t, job.scores_at(h, t), mixed, [&] { reader.bring(2); });
-            if (job.lane_tiles > 1) {
-                for (int b = blocks.begin; b < blocks.end && t == 0; b++) fetch(h, b, 0, job.dim);
-                mix_section(job, mine, 0, mixed, [](int, int, int) {});
-            } else {
-                for (int i = 0; i < job.heads_of(unit, h); i++)
-                    mix_section(job, mine, job.shift_of(i), mixed,
-                                [&](int b, int d, int dims) { fetch(h + i, b, d, dims); });
-            }
-            done(h, t);
-        }
-    }
-}
-
-// The same, where rows are many.
-template <bool HAS_CODES, typename To, typename Done>
-void attend_section(const Job& job, const Unit& unit, int section, Reader& reader, const To& to,
-                    const Done& done) {
-    if (is_streamed(job.a, unit))
-        return attend_streamed<HAS_CODES>(job, unit, section, reader, to, done);
-    const Blocks blocks = blocks_of(job.seen, section);
-    Keys keys[2 * SECTION_BLOCKS];
-    for (int h = 0; h < unit.num_heads; h++) {
-        const int head = unit.first_head + h;
-        if constexpr (HAS_CODES)
-            fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, head);
-        for (int b = blocks.begin; b < blocks.end; b++) {
-            const int at = b % SECTION_BLOCKS, start = b * KEY_BLOCK;
-            fetch_values<HAS_CODES>(job, start, head, 0, job.dim, job.values + size_t(at) * job.dim * 64, [] {});
-            uint8_t* copy = job.keys + size_t(at) * job.dim * 64;
-            keys[2 * at] = keys_of<HAS_CODES>(job, start, head, copy);
-            keys[2 * at + 1] = keys_of<HAS_CODES>(job, start + 16, head, copy + size_t(32) * job.dim);
-        }
-        for (int t = 0; t < job.lane_tiles; t++) {
-            const Blocks mine = seen(job, t, blocks);
-            for (int b = mine.begin; b < mine.end; b++) {
-                const int at = b % SECTION_BLOCKS;
-                score(keys + 2 * at, 1, job.queries_at(h, t), job.dim, job.scores + at * BLOCK_SCORES,
-                      [] {});
-            }
-            const Mix mixed = to(h, t);
-            weigh_section(job, mine, t, job.scores, mixed, [] {});
-            mix_section(job, mine, 0, mixed, [](int, int, int) {});
-            done(h, t);
-        }
+// Scores of lane tile t for heads h and following of a unit. `is_far`: keys are in no first-level cache.
+template <typename Pace>
+void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks, const Keys* keys,
+                   bool is_far, const Pace& pace) {
+    const int heads = job.heads_of(unit, h);
+    for (int b = blocks.begin, count; b < blocks.end; b += count) {
+        const Keys* of_block = keys + b % SECTION_BLOCKS * 2;
+        count = b + 1 < blocks.end ? 2 : 1;
+        if (is_far)
+            for (int i = 2; i < 4 && b + i < blocks.end; i++) bring_near(job, of_block + 2 * i);
+        if (count == 2)
+            score<2>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
+        else
+            score<1>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
     }
 }
 
@@ -130,72 +66,115 @@ int lanes_of(const Job& job, const Unit& unit, int h, int t) {
     return job.bundle > 1 ? job.heads_of(unit, h) * job.lanes : job.last_lane(t) - 16 * t + 1;
 }
 
-void put(const Job& job, const Unit& unit, int h, int t, const Mix& mixed) {
-    for (int i = 0; i < lanes_of(job, unit, h, t); i++) {
-        const int lane = job.bundle > 1 ? i % job.lanes : 16 * t + i;
-        const int kv_head = unit.first_head + h + (job.bundle > 1 ? i / job.lanes : 0);
-        const int at = kv_head * job.group + lane % job.group;
-        put_lane(job, mixed, i, (job.rows[lane / job.group] * job.a.shape->num_heads + at) * job.dim);
+// Where a section's mixes of a head go.
+struct Target {
+    float* mixes;  // of the first lane tile
+    int64_t step;  // to that of the next one
+    float* sums;   // what they are added to, or null
+};
+
+// Mixes of a unit's section, to `target_of(head)`, then `done(head)`. One bundle of heads and tile after the
+// other, so that what belongs to it stays in the first-level cache.
+template <bool HAS_CODES, bool IS_STREAMED, typename TargetOf, typename Done>
+void attend_section(const Job& job, const Unit& unit, int section, Reader& reader,
+                    const TargetOf& target_of, const Done& done) {
+    const Blocks blocks = blocks_of(job.seen, unit.first_section + section);
+    const Range range = unit.heads_of(section);
+    const auto pace = [&] {
+        if (IS_STREAMED) reader.bring(1);
+    };
+    const int stored = job.stored(blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK);
+    Keys keys[16 * SECTION_KEYS];
+    // Every second thread goes from the last head to the first: neighbours then share the adding up.
+    const int count = ceil_div(range.end - range.begin, job.bundle), is_back = unit.thread % 2;
+    for (int i = 0; i < count; i++) {
+        const int h = range.begin + (is_back ? count - 1 - i : i) * job.bundle;
+        const int head = unit.first_head + h, heads = job.heads_of(unit, h);
+        const auto fetch = [&](int next, int b) {
+            fetch_values<HAS_CODES>(job, b * KEY_BLOCK, head + next, job.values_at(next, b), pace);
+        };
+        find_keys<HAS_CODES>(job, head, heads, blocks, keys, pace);
+        if constexpr (HAS_CODES) fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, head);
+        const Target target = target_of(h);
+        for (int t = 0; t < job.lane_tiles; t++) {
+            const Blocks mine = seen(job, t, blocks);
+            const Mix mixed = mix_at(target.mixes + t * target.step);
+            if (!IS_STREAMED && t == 0)
+                for (int b = blocks.begin; b < blocks.end; b++) fetch(0, b);
+            score_section(job, unit, h, t, mine, keys, IS_STREAMED && t == 0 && heads == 1, pace);
+            if (IS_STREAMED && t == 0) {
+                reader.read(stored, heads);
+                // Early, because tiles that were written just before are slow to read.
+                for (int b = blocks.begin; b < blocks.end; b++) fetch(0, b);
+            }
+            weigh_section(job, mine, t, mixed, pace);
+            if (mine.begin >= mine.end) memset(mixed.values, 0, sizeof(float) * 16 * job.dim);
+            for (int next = 0; next < heads && mine.begin < mine.end; next++) {
+                const int shift = job.shift_of(next);
+                mix(job.weights_at(mine.begin) + 64 * shift, job.values_at(next, mine.begin),
+                    mine.end - mine.begin, job.dim, mixed.values + shift * job.dim, [&](int b) {
+                        if (next + 1 < heads) fetch(next + 1, mine.begin + b);
+                    });
+            }
+            if (IS_STREAMED && t == 0) reader.read(stored, heads);
+            if (target.sums)
+                add(mix_at(target.sums + t * job.mix_size()), mixed, lanes_of(job, unit, h, t), job.dim);
+        }
+        done(h);
     }
 }
 
-void clear(const Mix& mixed, int dim) {
-    memset(mixed.values, 0, sizeof(float) * 16 * dim);
-    _mm512_store_ps(mixed.max, _mm512_set1_ps(-INFINITY));
-    _mm512_store_ps(mixed.total, _mm512_setzero_ps());
-}
-
-// All sections of a tile, by one thread.
-template <bool HAS_CODES>
-void attend_whole(const Job& job, const Unit& unit, Reader& reader) {
-    const Mix part = mix_at(job.part);
-    const auto mixed = [&](int h, int t) {
-        return mix_at(job.mixed + (h * job.lane_tiles + t) * job.mix_size());
-    };
-    const auto for_all = [&](const auto& what) {
-        for (int h = 0; h < unit.num_heads; h += job.bundle)
-            for (int t = 0; t < job.lane_tiles; t++) what(h, t);
-    };
-    for_all([&](int h, int t) { clear(mixed(h, t), job.dim); });
-    for (int s = 0; s < unit.num_sections; s++)
-        attend_section<HAS_CODES>(
-            job, unit, unit.first_section + s, reader, [&](int, int) { return part; },
-            [&](int h, int t) { add(mixed(h, t), part, lanes_of(job, unit, h, t), job.dim); });
-    for_all([&](int h, int t) { put(job, unit, h, t, mixed(h, t)); });
-}
-
-// One section of a tile; who is the last of a group adds them up.
-template <bool HAS_CODES>
-void attend_part(const Job& job, const Unit& unit, Reader& reader, float* partials,
-                 std::atomic<int>* finished) {
-    const int num_mixes = unit.num_heads * job.lane_tiles;
-    const auto part = [&](int p, int h, int t) {
-        return mix_at(partials + (p * num_mixes + h * job.lane_tiles + t) * job.mix_size());
-    };
-    attend_section<HAS_CODES>(
-        job, unit, unit.first_section, reader,
-        [&](int h, int t) { return part(unit.part, h, t); }, [](int, int) {});
-    if (finished->fetch_add(1) + 1 < unit.num_parts) return;
-    const Mix mixed = mix_at(job.mixed);
-    for (int h = 0; h < unit.num_heads; h += job.bundle)
-        for (int t = 0; t < job.lane_tiles; t++) {
-            clear(mixed, job.dim);
-            for (int p = 0; p < unit.num_parts; p++)
-                add(mixed, part(p, h, t), lanes_of(job, unit, h, t), job.dim);
-            put(job, unit, h, t, mixed);
+// What all lanes of a bundle have mixed, to the results.
+void put(const Job& job, const Unit& unit, int h, float* mixes) {
+    for (int t = 0; t < job.lane_tiles; t++)
+        for (int i = 0; i < lanes_of(job, unit, h, t); i++) {
+            const int lane = job.bundle > 1 ? i % job.lanes : 16 * t + i;
+            const int kv_head = unit.first_head + h + (job.bundle > 1 ? i / job.lanes : 0);
+            const int at = kv_head * job.group + lane % job.group;
+            put_lane(job, mix_at(mixes + t * job.mix_size()), i,
+                     (job.rows[lane / job.group] * job.a.shape->num_heads + at) * job.dim);
         }
 }
 
-template <bool HAS_CODES>
+// A unit's steps; heads that it shares with others are added up by the last of them.
+template <bool HAS_CODES, bool IS_STREAMED>
 void attend_unit(const Job& job, const Unit& unit, Reader& reader, const Units& units,
                  std::atomic<int>* counters) {
-    if (unit.group < 0) return attend_whole<HAS_CODES>(job, unit, reader);
-    attend_part<HAS_CODES>(job, unit, reader, units.partials + unit.partial, counters + 1 + unit.group);
+    const Group* group = unit.group < 0 ? nullptr : &units.groups[unit.group];
+    const int64_t size = job.lane_tiles * job.mix_size();
+    const auto part = [&](int section, int h) {
+        return units.partials + group->partial + (section * unit.num_heads + h) * size;
+    };
+    const auto sums_of = [&](int h, Range sections) {
+        return sections.end - sections.begin == unit.num_sections ? job.mixed + h * size : part(0, h);
+    };
+    for (int s = unit.begin / unit.num_bundles(); s * unit.num_bundles() < unit.end; s++) {
+        const auto target_of = [&](int h) -> Target {
+            const Range sections = unit.sections_of(h);
+            if (s == 0) return {sums_of(h, sections), job.mix_size(), nullptr};
+            if (sections.begin > 0) return {part(s, h), job.mix_size(), nullptr};
+            return {job.part, 0, sums_of(h, sections)};
+        };
+        const auto done = [&](int h) {
+            const Range sections = unit.sections_of(h);
+            if (s + 1 < sections.end) return;
+            float* sums = sums_of(h, sections);
+            if (sections.end - sections.begin < unit.num_sections) {
+                if (counters[group->finished + h].fetch_add(1) + 1 < units.num_parts_of(*group, h)) return;
+                for (int i = units.first_sum_of(*group, h); i < unit.num_sections; i++)
+                    for (int t = 0; t < job.lane_tiles; t++)
+                        add(mix_at(sums + t * job.mix_size()), mix_at(part(i, h) + t * job.mix_size()),
+                            lanes_of(job, unit, h, t), job.dim);
+            }
+            put(job, unit, h, sums);
+        };
+        attend_section<HAS_CODES, IS_STREAMED>(job, unit, s, reader, target_of, done);
+    }
 }
 
 }  // namespace
 
-void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters) {
+void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters, int thread) {
     const AttentionShape& shape = *a.shape;
     const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const bool has_codes = shape.kv_format == KV_INT8;
@@ -203,11 +182,10 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     size_t heads = 1, tiles = ceil_div(MAX_TILE_ROWS * int(group), 16);
     for (int i = 0; i < units.num_units; i++)
         heads = size_t(units.units[i].num_heads) > heads ? units.units[i].num_heads : heads;
-    const size_t blocks = heads > SECTION_BLOCKS ? heads : SECTION_BLOCKS;
-    const size_t sizes[] = {blocks * 64 * dim,
-                            SECTION_BLOCKS * 64 * dim,
+    const size_t sizes[] = {heads * SECTION_BLOCKS * 64 * dim,
+                            2 * SECTION_BLOCKS * 64 * dim,
                             heads * tiles * (dim / 32) * 2 * TILE,
-                            heads * tiles * SECTION_BLOCKS * BLOCK_SCORES * 4,
+                            SECTION_BLOCKS * BLOCK_SCORES * 4,
                             (SECTION_BLOCKS + 1) * TILE,
                             (heads * tiles + 1) * 64 * (dim + 2),
                             2 * 64 * (dim + 2),
@@ -241,14 +219,15 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     job.has_codes = has_codes;
     job.head_bytes = head_bytes;
     job.slot_bytes = head_bytes / int64_t(dim) * slot_stride(shape);
-    Reader reader(a, units, counters, head_bytes, job.slot_bytes);
+    Reader reader(a, Taker(units, counters, thread), head_bytes, job.slot_bytes);
     configure_tiles(16);
     while (const Unit* unit = reader.take()) {
         begin(job, *unit);
-        if (has_codes)
-            attend_unit<true>(job, *unit, reader, units, counters);
-        else
-            attend_unit<false>(job, *unit, reader, units, counters);
+        const bool streams = is_streamed(a, *unit);
+        const auto attend = has_codes ? streams ? attend_unit<true, true> : attend_unit<true, false>
+                            : streams ? attend_unit<false, true>
+                                      : attend_unit<false, false>;
+        attend(job, *unit, reader, units, counters);
     }
     _tile_release();
 }

@@ -49,11 +49,11 @@ struct Job {
     Seen seen;
     int lanes, lane_tiles;  // of a key head
     int bundle;        // key heads whose lanes share one tile, head by head; 1 where they fill it
-    uint8_t* keys;     // [blocks][32 keys][dim] bf16, of blocks that cannot be read where they are
-    uint8_t* values;   // of a section: [blocks][dim / 16][16 key pairs][16 dims][2] bf16
+    uint8_t* keys;     // [heads][16 keys of a section][dim] bf16, where they cannot be read where they are
+    uint8_t* values;   // of a section and two heads: [blocks][dim / 16][16 key pairs][16 dims][2] bf16
     uint8_t* queries;  // [heads][lane tiles][dim / 32][high, low][16 dim pairs][16 lanes][2] bf16
-    float* scores;     // [heads][lane tiles][blocks][32 keys][16 lanes], for powers of 2
-    uint8_t* weights;  // [blocks][16 lanes][32 keys] bf16
+    float* scores;     // of a section: [blocks][32 keys][16 lanes], for powers of 2
+    uint8_t* weights;  // of a section: [blocks][16 lanes][32 keys] bf16
     float* mixed;      // [heads][lane tiles] Mix
     float* part;       // Mix of a section
     int32_t* first;    // [lane tiles][16] first position that a lane sees
@@ -78,16 +78,15 @@ struct Job {
     int stored(int begin, int end) const { return (end <= newest ? end : newest + 1) - begin; }
     size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
     int64_t mix_size() const { return 16 * (dim + 2); }
-    float* scores_at(int head, int t) const {
-        return scores + size_t(head * lane_tiles + t) * SECTION_BLOCKS * BLOCK_SCORES;
+    float* scores_at(int block) const { return scores + block % SECTION_BLOCKS * BLOCK_SCORES; }
+    uint8_t* weights_at(int block) const { return weights + block % SECTION_BLOCKS * TILE; }
+    uint8_t* values_at(int head, int block) const {
+        return values + size_t(head % 2 * SECTION_BLOCKS + block % SECTION_BLOCKS) * dim * 64;
     }
     uint8_t* queries_at(int head, int t) const {
         return queries + (head * lane_tiles + t) * query_bytes();
     }
     int last_lane(int t) const { return 16 * t + 15 < lanes ? 16 * t + 15 : lanes - 1; }
-    bool sees(int t, int begin, int end) const {
-        return first[16 * t] < end && last[last_lane(t)] >= begin;
-    }
 };
 
 SL_INLINE __m512 widen_half(__m256i h) {
@@ -149,35 +148,37 @@ struct Keys {
     const uint8_t* at;
     size_t stride;
 };
+constexpr int SECTION_KEYS = SECTION / 16;  // of a section and a head
 
 // Keys of positions [start, start + 16) of a head; copied where slots do not follow each other.
-template <bool HAS_CODES>
-Keys keys_of(const Job& job, int start, int head, uint8_t* copy) {
+template <bool HAS_CODES, typename Pace>
+Keys keys_of(const Job& job, int start, int head, uint8_t* copy, const Pace& pace) {
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start < 16 ? job.newest + 1 - start : 16;
     bool is_run = count == 16 && !HAS_CODES;
     for (int j = 1; is_run && j < 16; j++) is_run = slots[j] == slots[0] + j;
     const size_t width = size_t(job.dim) * 2;
     if (is_run) return {job.row(job.a.keys, slots[0], head), size_t(job.slot_bytes)};
-    for (int j = 0; j < 16; j++)
+    for (int j = 0; j < 16; j++) {
+        if (j % 2) pace();
         for (int d = 0; d < job.dim; d += 32)
             _mm512_storeu_si512(copy + j * width + 2 * d,
                                 j < count ? load_row<HAS_CODES>(job.row(job.a.keys, slots[j], head), d)
                                           : _mm512_setzero_si512());
+    }
     return {copy, width};
 }
 
-// Interleave `dims` of a block's values from dim `first` on by pairs of keys. Past the newest position come zeros.
+// Interleave a block's values by pairs of keys. Past the newest position come zeros.
 template <bool HAS_CODES, typename Pace>
-SL_INLINE void fetch_values(const Job& job, int start, int head, int first, int dims, uint8_t* to,
-                            const Pace& pace) {
+SL_INLINE void fetch_values(const Job& job, int start, int head, uint8_t* to, const Pace& pace) {
     const int64_t* slots = job.slots + start;
     const int count = job.newest + 1 - start;
     for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
         if (j % 4 == 0) pace();
         const uint8_t* even = job.row(job.a.values, j < count ? slots[j] : 0, head);
         const uint8_t* odd = job.row(job.a.values, j + 1 < count ? slots[j + 1] : 0, head);
-        for (int d = first; d < first + dims; d += 32) {
+        for (int d = 0; d < job.dim; d += 32) {
             const __m512i zero = _mm512_setzero_si512();
             const __m512i x = j < count ? load_row<HAS_CODES>(even, d) : zero;
             const __m512i y = j + 1 < count ? load_row<HAS_CODES>(odd, d) : zero;
@@ -188,52 +189,79 @@ SL_INLINE void fetch_values(const Job& job, int start, int head, int first, int 
     }
 }
 
-// scores[32 keys][16 lanes] of a block and a lane tile. Heads that share the tile have zeros in each
-// other's columns, and adding their products changes nothing. `keys`: two of each head; `queries`: one
-// head's after the other. `done` is called after every 32 dims of a head.
-template <typename Done>
-SL_INLINE void score(const Keys* keys, int num_heads, const uint8_t* queries, int dim, float* scores,
-                     const Done& done) {
+// Bring a block's keys from the second-level cache to the first: loads of tiles wait for each line.
+SL_INLINE void bring_near(const Job& job, const Keys* keys) {
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 16; j++)
+            for (int d = 0; d < job.dim; d += 32)
+                _mm_prefetch(reinterpret_cast<const char*>(keys[i].at + j * keys[i].stride + 2 * d), _MM_HINT_T0);
+}
+
+// scores[32 keys][16 lanes] of BLOCKS blocks and a lane tile: two blocks' four chains of sums keep the tile
+// unit busy. Heads that share a tile have zeros in each other's columns, and adding their products changes
+// nothing. `keys`: from the first block on, a head's SECTION_KEYS after those of the one before; `queries`:
+// one head's after the other. `pace` is called between loads.
+template <int BLOCKS, typename Pace>
+SL_INLINE void score(const Job& job, const Keys* keys, int num_heads, const uint8_t* queries, float* scores,
+                     const Pace& pace) {
     _tile_zero(0);
     _tile_zero(1);
-    for (int h = 0; h < num_heads; h++)
-        for (int d = 0; d < dim; d += 32, queries += 2 * TILE) {
-            _tile_loadd(4, keys[2 * h].at + 2 * d, keys[2 * h].stride);
+    if constexpr (BLOCKS == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int h = 0; h < num_heads; h++, keys += SECTION_KEYS)
+        for (int d = 0; d < job.dim; d += 32, queries += 2 * TILE) {
             _tile_loadd(6, queries, 64);
+            _tile_loadd(4, keys[0].at + 2 * d, keys[0].stride);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, keys[2 * h + 1].at + 2 * d, keys[2 * h + 1].stride);
+            pace();
+            _tile_loadd(5, keys[1].at + 2 * d, keys[1].stride);
             _tile_dpbf16ps(1, 5, 6);
+            pace();
             _tile_loadd(7, queries + TILE, 64);
             _tile_dpbf16ps(0, 4, 7);
             _tile_dpbf16ps(1, 5, 7);
-            done();
+            if constexpr (BLOCKS == 2) {
+                _tile_loadd(4, keys[2].at + 2 * d, keys[2].stride);
+                _tile_dpbf16ps(2, 4, 6);
+                pace();
+                _tile_loadd(5, keys[3].at + 2 * d, keys[3].stride);
+                _tile_dpbf16ps(3, 5, 6);
+                pace();
+                _tile_dpbf16ps(2, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + BLOCK_SCORES / 2, 64);
+    if constexpr (BLOCKS == 2) {
+        _tile_stored(2, scores + BLOCK_SCORES, 64);
+        _tile_stored(3, scores + BLOCK_SCORES * 3 / 2, 64);
+    }
 }
 
-// Mix `count` blocks of values for 16 lanes. `fetch(block, d, dims)` is called before a block's tiles are
-// read, a block early: tiles that were written just before are slow to read.
-template <typename Fetch>
+// Mix `count` blocks of values for 16 lanes. `next(b)` is called once for each, in between.
+template <typename Next>
 SL_INLINE void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed,
-                   const Fetch& fetch) {
+                   const Next& next) {
     const size_t block = size_t(dim) * 64;
     const int stride = 4 * dim;
-    int d = 0;
-    for (; d + 64 <= dim; d += 64) {
+    for (int d = 0; d < dim; d += 64) {
+        const bool has_more = d + 32 < dim;
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        fetch(0, d, 64);
         for (int b = 0; b < count; b++) {
-            if (b + 1 < count) fetch(b + 1, d, 64);
             const uint8_t* v = values + b * block + size_t(d / LANES) * TILE;
             _tile_loadd(4, weights + b * TILE, 64);
             _tile_loadd(6, v, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, v + TILE, 64);
             _tile_dpbf16ps(1, 4, 7);
+            if (d == 0) next(b);
+            if (!has_more) continue;
             _tile_loadd(6, v + 2 * TILE, 64);
             _tile_dpbf16ps(2, 4, 6);
             _tile_loadd(7, v + 3 * TILE, 64);
@@ -241,19 +269,9 @@ SL_INLINE void mix(const uint8_t* weights, const uint8_t* values, int count, int
         }
         _tile_stored(0, mixed + d, stride);
         _tile_stored(1, mixed + d + 16, stride);
+        if (!has_more) continue;
         _tile_stored(2, mixed + d + 32, stride);
         _tile_stored(3, mixed + d + 48, stride);
-    }
-    if (d < dim)
-        for (int b = 0; b < count; b++) fetch(b, d, dim - d);
-    for (; d < dim; d += LANES) {
-        _tile_zero(0);
-        for (int b = 0; b < count; b++) {
-            _tile_loadd(4, weights + b * TILE, 64);
-            _tile_loadd(6, values + b * block + size_t(d / LANES) * TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-        }
-        _tile_stored(0, mixed + d, stride);
     }
 }
 
@@ -263,11 +281,9 @@ Blocks seen(const Job& job, int t, Blocks blocks) {
     return {first > blocks.begin ? first : blocks.begin, last + 1 < blocks.end ? last + 1 : blocks.end};
 }
 
-// A lane tile's weights of a section's blocks, and their greatest scores and sums to `to`. `scores`: of
-// the whole section.
+// A lane tile's weights of a section's blocks, and their greatest scores and sums to `to`.
 template <typename Pace>
-void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mix& to,
-                   const Pace& pace) {
+void weigh_section(const Job& job, Blocks blocks, int t, const Mix& to, const Pace& pace) {
     const __m512i limits[2] = {_mm512_load_si512(job.first + 16 * t), _mm512_load_si512(job.last + 16 * t)};
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
     __m512 max = hidden, total = _mm512_setzero_ps();
@@ -277,34 +293,21 @@ void weigh_section(const Job& job, Blocks blocks, int t, float* scores, const Mi
         const bool is_masked =
             job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
         const float* scales = job.has_codes ? job.key_scales + start % SECTION : nullptr;
-        max = _mm512_max_ps(max, greatest(scores + b % SECTION_BLOCKS * BLOCK_SCORES, scales,
-                                          is_masked ? limits : nullptr, start));
+        max = _mm512_max_ps(
+            max, greatest(job.scores_at(b), scales, is_masked ? limits : nullptr, start));
     }
     // A lane that sees nothing has weights of 2^-inf.
     const __mmask16 is_blind = _mm512_cmp_ps_mask(max, hidden, _CMP_EQ_OQ);
     const __m512 base = _mm512_mask_blend_ps(is_blind, max, _mm512_setzero_ps());
-    const int first = blocks.begin % SECTION_BLOCKS, count = blocks.end - blocks.begin;
-    for (int i = 0; i < count; i++) {
+    for (int b = blocks.begin; b < blocks.end; b++) {
         pace();
-        const float* scales = job.value_scales + (first + i) * KEY_BLOCK;
-        const float* of_block = scores + (first + i) * BLOCK_SCORES;
-        uint8_t* weights = job.weights + i * TILE;
-        total = job.has_codes ? weigh<true>(of_block, scales, base, total, weights)
-                                : weigh<false>(of_block, scales, base, total, weights);
+        const float* scales = job.value_scales + b % SECTION_BLOCKS * KEY_BLOCK;
+        total = job.has_codes
+                    ? weigh<true>(job.scores_at(b), scales, base, total, job.weights_at(b))
+                    : weigh<false>(job.scores_at(b), scales, base, total, job.weights_at(b));
     }
     _mm512_store_ps(to.max, max);
     _mm512_store_ps(to.total, total);
-}
-
-// A lane tile's mix of a section, to `to`, from lane `shift` on. Lanes of other heads that follow are
-// written too; these come next and write theirs. `fetch`: see mix, by block of the section.
-template <typename Fetch>
-SL_INLINE void mix_section(const Job& job, Blocks blocks, int shift, const Mix& to, const Fetch& fetch) {
-    const int count = blocks.end - blocks.begin;
-    const uint8_t* values = job.values + size_t(blocks.begin % SECTION_BLOCKS) * job.dim * 64;
-    if (count > 0)
-        mix(job.weights + 64 * shift, values, count, job.dim, to.values + shift * job.dim,
-            [&](int b, int d, int dims) { fetch(blocks.begin + b, d, dims); });
 }
 
 // Add a section's mix to what came before it.

@@ -82,7 +82,7 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
                               layer.qkv.num_out, TO_BF16,
                               layer.key_scales,  layer.value_scales};
     member.attend(attention, member.cut->units[layer.plan],
-                  member.cut->counters + index * member.cut->num_counters);
+                  member.cut->counters + index * member.cut->num_counters, member.thread);
     team_barrier();
     watch.mark(ATTENTION);
     const auto add_to_hidden = [&](const Matrices& m, const uint16_t* x, int num_in, const Norm& norm,
@@ -121,7 +121,7 @@ AttentionCut cut_attention(const Pass& pass, int num_threads) {
         if (cut.units[plan].units) continue;
         cut.units[plan] = cut_units(pass.shape, pass.plans[plan], num_threads,
                                     PLAN_SCRATCH + 2 * plan);
-        const int needed = ceil_div(1 + cut.units[plan].num_groups, 16) * 16;
+        const int needed = ceil_div(cut.units[plan].num_counters, 16) * 16;
         cut.num_counters = needed > cut.num_counters ? needed : cut.num_counters;
     }
     const size_t bytes = sizeof(std::atomic<int>) * cut.num_counters * pass.num_layers;

@@ -146,11 +146,11 @@ SL_EXPORT void sl_linear(int isa, int num_threads, const Product* products, int 
 SL_EXPORT void sl_attend(int isa, int num_threads, const Attention* attention) {
     const Attend attend = attend_for(isa, *attention->shape);
     const Units units = cut_units(*attention->shape, *attention->plan, num_threads, PLAN_SCRATCH);
-    const size_t bytes = sizeof(std::atomic<int>) * (1 + units.num_groups);
+    const size_t bytes = sizeof(std::atomic<int>) * units.num_counters;
     std::atomic<int>* counters = static_cast<std::atomic<int>*>(scratch(11, bytes));
     memset(static_cast<void*>(counters), 0, bytes);
 #pragma omp parallel num_threads(num_threads)
-    attend(*attention, units, counters);
+    attend(*attention, units, counters, team_thread());
 }
 
 // The instruction set of the attention kernel that `sl_attend` and `sl_pass` run for this shape.
