@@ -18,6 +18,7 @@ from slipstream.speculation.tree import DraftTree
 from tests.support.draft_models import make_draft_model
 from tests.support.draft_nets import make_native_drafter, make_net_drafter
 from tests.support.drafters import committed, draft_context
+from tests.support.mtp import make_mtp_drafter
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -51,6 +52,7 @@ CASES: dict[str, Callable[[], Drafter]] = {
     "dflash 2 tree": lambda: make_net_drafter("dflash2", name=NAME, num_children=3),
     "dspark chain": lambda: make_net_drafter("dspark", name=NAME),
     "dspark tree": lambda: make_net_drafter("dspark", name=NAME, num_children=3),
+    "mtp chain": lambda: make_mtp_drafter(name=NAME),
     "eagle3 native chain": lambda: make_native_drafter("eagle3", name=NAME),
     "eagle3 native tree": lambda: make_native_drafter("eagle3", name=NAME, num_children=3),
     "dflash native chain": lambda: make_native_drafter("dflash", name=NAME),

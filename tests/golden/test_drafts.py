@@ -10,7 +10,13 @@ from tests.support.paths import shared_dir
 
 @pytest.mark.parametrize(
     ("folder", "num_fixtures", "least"),
-    [("eagle3", 1, 120), ("dflash", 2, 80), ("dflash2", 2, 200), ("dspark", 7, 250)],
+    [
+        ("eagle3", 1, 120),
+        ("dflash", 2, 80),
+        ("dflash2", 2, 200),
+        ("dspark", 7, 250),
+        ("mtp", 3, 90),
+    ],
 )
 def test_every_recorded_draft_is_reproduced(folder: str, num_fixtures: int, least: int) -> None:
     root = shared_dir("golden", "open", folder)

@@ -132,7 +132,11 @@ CONFIGS: Mapping[str, Json] = {
         "rope_theta": 10000.0,
         "shared_expert_intermediate_size": 24,
     },
-    "qwen3_5": _multimodal("Qwen3_5ForConditionalGeneration", "qwen3_5", _COMMON | _HYBRID),
+    "qwen3_5": _multimodal(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        _COMMON | _HYBRID | {"mtp_num_hidden_layers": 1},
+    ),
     "qwen3_5_moe": _multimodal(
         "Qwen3_5MoeForConditionalGeneration",
         "qwen3_5_moe",
@@ -181,6 +185,38 @@ def tensor_shapes(config: Json) -> Shapes:
             mixer = _latent if "kv_lora_rank" in config else _heads
             yield from mixer(f"{prefix}.self_attn", config)
         yield from _mlp(f"{prefix}.mlp", index, config)
+    yield from _heads_behind(start, config)
+
+
+def _heads_behind(start: str, config: Json) -> Shapes:
+    """Multi-token-prediction heads, but for what is drawn above."""
+    first, count = NUM_LAYERS, config.get("num_nextn_predict_layers", 0)
+    for prefix in (f"{start}.layers.{index}" for index in range(first, first + count)):
+        yield f"{prefix}.embed_tokens.weight", (VOCAB_SIZE, HIDDEN)
+        yield f"{prefix}.enorm.weight", (HIDDEN,)
+        yield f"{prefix}.hnorm.weight", (HIDDEN,)
+        yield f"{prefix}.eh_proj.weight", (HIDDEN, 2 * HIDDEN)
+        yield f"{prefix}.shared_head.norm.weight", (HIDDEN,)
+        yield f"{prefix}.shared_head.head.weight", (VOCAB_SIZE, HIDDEN)
+    if "linear_num_value_heads" in config:
+        yield from qwen_head(config, has_norm=start != "model")
+
+
+def qwen_head(config: Json, *, has_norm: bool = False) -> Shapes:
+    """A head under `mtp.` with the layer of such a decoder.
+
+    Args:
+        has_norm: Its final norm is drawn elsewhere.
+    """
+    if not has_norm:
+        yield "mtp.norm.weight", (HIDDEN,)
+    yield "mtp.fc.weight", (HIDDEN, 2 * HIDDEN)
+    yield "mtp.pre_fc_norm_embedding.weight", (HIDDEN,)
+    yield "mtp.pre_fc_norm_hidden.weight", (HIDDEN,)
+    yield "mtp.layers.0.input_layernorm.weight", (HIDDEN,)
+    yield "mtp.layers.0.post_attention_layernorm.weight", (HIDDEN,)
+    yield from _heads("mtp.layers.0.self_attn", config)
+    yield from _mlp("mtp.layers.0.mlp", NUM_LAYERS, config)
 
 
 def _delta(prefix: str, config: Json, *, is_split: bool) -> Shapes:

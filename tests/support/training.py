@@ -31,7 +31,7 @@ from slipstream.training.trainer import Trainer
 from slipstream.training.workers import SingleWorker, Workers
 from tests.support.tiny_llm import write_tiny_model
 
-FAMILIES: tuple[Family, ...] = ("dspark", "eagle3", "dflash", "dflash2")
+FAMILIES: tuple[Family, ...] = ("dspark", "eagle3", "mtp", "dflash", "dflash2")
 VOCAB_SIZE = 320
 MASK_ID = 319
 PACK_LEN = 48
@@ -86,7 +86,7 @@ def tiny_settings(
     net_fields: dict[str, Any] = {
         "family": family,
         "num_layers": 1,
-        "tap_layer_ids": (0, 1),
+        "tap_layer_ids": (1,) if family == "mtp" else (0, 1),
         "max_draft_len": 3,
         "draft_vocab_size": 96,
         "intermediate_size": 48,

@@ -19,6 +19,7 @@ from slipstream.audit import (
     golden_eagle,
     golden_laws,
     golden_modelfree,
+    golden_mtp,
     golden_targets,
 )
 from slipstream.audit.draft_folder import DraftFolder, read_draft_folder
@@ -100,6 +101,8 @@ def _fixture_of_arrays(
         run = golden_eagle.EagleAudit(drafts, path).checks
     elif drafts is not None and golden_blocks.is_trace(names):
         run = golden_blocks.BlockAudit(drafts, path).checks
+    elif golden_mtp.is_trace(names) and (model := golden_mtp.model_with_heads(path.parent)):
+        run = golden_mtp.MtpAudit(model, path).checks
     return Fixture(family, path, None if run is None else guarded(run))
 
 

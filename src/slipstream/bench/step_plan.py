@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from slipstream.config.control import FixedControl
+from slipstream.config.drafters import MAX_DRAFT_LEN, MAX_DRAFT_NODES
 from slipstream.config.schema import Config
-from slipstream.config.speculation import MAX_DRAFT_LEN, MAX_DRAFT_NODES
 from slipstream.errors import ConfigError
 
 Shape = Literal["draft", "requests", "prompt"]

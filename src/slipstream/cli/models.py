@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slipstream.cli.draft_facts import draft_facts, draft_rows
+from slipstream.cli.head_facts import head_facts, head_rows
 from slipstream.cli.options import ConfigOption, SetOption, load
 from slipstream.cli.progress import BarProgress
 from slipstream.config.model import ModelConfig
@@ -145,15 +146,16 @@ def show(
     target_path = None
     if target is not None:
         target_path = _present_path(load(config, settings, {"model.source": target}).model)
-    draft = draft_facts(path, target_path)
+    draft, heads = draft_facts(path, target_path), head_facts(path, target_path)
     if as_json:
         facts = {**asdict(summary), "path": str(summary.path), "serving": asdict(serving)}
-        typer.echo(json.dumps({**facts, "draft": draft}, indent=2))
+        typer.echo(json.dumps({**facts, "draft": draft, "heads": heads}, indent=2))
         return
     table = Table(show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
     about = _serving_facts(serving) if draft is None else draft_rows(draft)
+    about += [] if heads is None else head_rows(heads)
     for key, value in (*_facts(summary), *about):
         table.add_row(key, value)
     Console().print(table)

@@ -11,7 +11,14 @@ from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import CacheOption, DataOption, TapsOption, open_target
 
 FamilyOption = Annotated[
-    str, typer.Option(help="Kind of drafter: dspark, eagle3, dflash or dflash2.")
+    str, typer.Option(help="Kind of drafter: dspark, eagle3, mtp, dflash or dflash2.")
+]
+LayersOption = Annotated[
+    int | None, typer.Option(min=1, help="Not given: 2; eagle3 and mtp have 1.")
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=31, help="Drafts that are trained. Not given: 7, for mtp 3."),
 ]
 EpochsOption = Annotated[float, typer.Option(min=0.001, help="How often each answer is read.")]
 RepeatOption = Annotated[
@@ -55,9 +62,9 @@ def fit(
     cache: CacheOption = None,
     start_from: StartOption = None,
     family: FamilyOption = "dspark",
-    layers: Annotated[int | None, typer.Option(min=1, help="Not given: 2, for eagle3 1.")] = None,
+    layers: LayersOption = None,
     taps: TapsOption = None,
-    draft_len: Annotated[int, typer.Option(min=1, max=31, help="Drafts that are trained.")] = 7,
+    draft_len: LengthOption = None,
     draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that the drafter knows.")] = 8192,
     intermediate: Annotated[
         int | None, typer.Option(min=1, help="Width of its MLP; not given: the target's.")

@@ -82,7 +82,7 @@ class NetOptions:
     mask_token: int | None
     train_head: bool | None
     num_layers: int | None
-    draft_len: int
+    draft_len: int | None
     draft_vocab: int
     intermediate: int | None
     markov_rank: int
@@ -212,13 +212,16 @@ def _choose_net(target: TrainingTarget, dataset: Dataset, options: FitOptions) -
     mask = flags.mask_token
     if mask is None:
         mask = unused_token(dataset.answers, hparams.vocab_size)
-    is_eagle = flags.family == "eagle3"
+    is_eagle, is_mtp = flags.family == "eagle3", flags.family == "mtp"
+    taps = flags.taps
+    if is_mtp and taps is None and options.files.cache is None:
+        taps = str(hparams.num_layers - 1)
     return NetSettings.model_validate(
         {
             "family": flags.family,
-            "num_layers": flags.num_layers or (1 if is_eagle else 2),
-            "tap_layer_ids": choose_taps(flags.taps, options.files.cache, hparams.num_layers),
-            "max_draft_len": flags.draft_len,
+            "num_layers": flags.num_layers or (1 if is_eagle or is_mtp else 2),
+            "tap_layer_ids": choose_taps(taps, options.files.cache, hparams.num_layers),
+            "max_draft_len": flags.draft_len or (3 if is_mtp else 7),
             "draft_vocab_size": min(flags.draft_vocab, hparams.vocab_size),
             "intermediate_size": flags.intermediate or hparams.intermediate_size,
             "mask_token_id": mask,

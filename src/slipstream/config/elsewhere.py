@@ -47,7 +47,7 @@ UNAVAILABLE_KEYS: dict[str, str] = {
 """Key -> why this version has no such setting."""
 
 UNAVAILABLE_VALUES: dict[str, dict[str, str]] = {
-    "kind": dict.fromkeys(("eagle", "mtp"), "its draft net is not supported")
+    "kind": {"eagle": "its draft net is not supported"}
     | {"typical": "it is lossy: it changes what the model says"}
     | dict.fromkeys(("acceptance", "goodput"), "use the cost controller"),
     "dtype": {"float16": "weights are held in bfloat16 or float32"},

@@ -11,10 +11,10 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from slipstream.config.annotations import accepts_none, alternatives, choices, element, models
+from slipstream.config.drafters import INSTANCE_NAME
 from slipstream.config.ranges import number_range
 from slipstream.config.schema import Config
 from slipstream.config.section import parse_bytes
-from slipstream.config.speculation import INSTANCE_NAME
 
 _PATTERNS = {
     "^[0-9a-f]{64}$": "64 hexadecimal digits in lower case",

@@ -12,13 +12,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from slipstream.config.control import CostControl, FixedControl
-from slipstream.config.model import Activations, Dtype
+from slipstream.config.drafters import INSTANCE_NAME, MAX_DRAFT_LEN, MAX_DRAFT_NODES, Weights
+from slipstream.config.model import Activations
+from slipstream.config.mtp import MtpConfig
 from slipstream.config.section import ByteSize, Section, tagged
 from slipstream.config.verification import ExactConfig, VerificationConfig
-
-MAX_DRAFT_LEN = 32
-MAX_DRAFT_NODES = 128
-INSTANCE_NAME = "^[a-z][a-z0-9_-]{0,31}$"
 
 
 class NgramConfig(Section):
@@ -111,21 +109,7 @@ class _Branching(Section):
     )
 
 
-class _Weights(Section):
-    sha256: str | None = Field(
-        default=None,
-        pattern="^[0-9a-f]{64}$",
-        description="Checksum that the weights file must have; null checks none of ours.",
-    )
-    revision: str | None = Field(
-        default=None, description="Branch, tag or commit of a model-hub source; null is its main."
-    )
-    dtype: Dtype = Field(
-        default="auto", description="Type that its weights are held in; `auto` is bfloat16."
-    )
-
-
-class DraftModelConfig(_Branching, _Weights):
+class DraftModelConfig(_Branching, Weights):
     """A smaller model with the same vocabulary, or the target itself with cheaper weights."""
 
     kind: Literal["draft_model"] = Field(
@@ -169,7 +153,7 @@ class _NetLimits(_Branching):
     )
 
 
-class DraftNetConfig(_NetLimits, _Weights):
+class DraftNetConfig(_NetLimits, Weights):
     """A net that reads the target's hidden states; trained for this very target."""
 
     kind: str
@@ -240,6 +224,7 @@ DrafterConfig = Annotated[
     | Eagle3Config
     | DFlashConfig
     | DSparkConfig
+    | MtpConfig
     | ShippedConfig,
     Field(discriminator="kind"),
 ]

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.config.drafters import TARGET_SOURCE
 from slipstream.config.model import ModelConfig
+from slipstream.config.mtp import MtpConfig
 from slipstream.config.schema import Config
 from slipstream.config.speculation import (
     DFlashConfig,
@@ -31,6 +33,8 @@ from slipstream.models.drafts.read import DraftCheckpoint
 from slipstream.models.hparams import Hparams
 from slipstream.models.identity import TargetIdentity
 from slipstream.models.load import read_hparams
+from slipstream.models.mtp.load import describe_heads, no_heads
+from slipstream.models.mtp.load import misfits as head_misfits
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
 from slipstream.tokenization.vocabulary import require_same_vocabulary
 from slipstream.training.run_folder import PROVENANCE_FILE
@@ -88,6 +92,8 @@ def check_drafter(item: DrafterConfig, config: Config, target: TargetFiles) -> l
             return _check_net(check, item, config, target)
         if isinstance(item, DraftModelConfig):
             return [_check_model(check, item, config, target)]
+        if isinstance(item, MtpConfig):
+            return [_check_heads(check, item, config, target)]
     except SlipstreamError as error:
         return [wrong(check, error)]
     return [Finding(check, "ok", f"{item.kind} needs none: it copies from texts")]
@@ -128,6 +134,20 @@ def _check_net(
     ]
     findings = findings or [Finding(check, "ok", _told(described, path, target))]
     return [*findings, _check_tokenizer(item, checkpoint, target)]
+
+
+def _check_heads(check: str, item: MtpConfig, config: Config, target: TargetFiles) -> Finding:
+    is_own = item.source == TARGET_SOURCE
+    checkpoint = open_checkpoint(target.path if is_own else draft_path(item, config.model))
+    heads = describe_heads(checkpoint)
+    if heads is None:
+        raise no_heads(checkpoint)
+    problems = head_misfits(heads, target.hparams)
+    if problems:
+        hint = "use a head that was trained with this target"
+        return Finding(check, "wrong", "; ".join(problems), hint)
+    count = len(heads.layout.heads)
+    return Finding(check, "ok", f"{count} head{'s' * (count > 1)}, {heads.layout.name} layout")
 
 
 def _check_tokenizer(item: DraftNetConfig, checkpoint: Checkpoint, target: TargetFiles) -> Finding:

@@ -11,18 +11,17 @@ import torch
 from slipstream.clock import Clock
 from slipstream.config.control import CostControl
 from slipstream.config.schema import Config
-from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
+from slipstream.config.speculation import DraftModelConfig
 from slipstream.config.verification import RejectionConfig
 from slipstream.engine.admission import RequestChecker
 from slipstream.engine.engine import Engine
 from slipstream.engine.loading import (
     LoadedModel,
     load_draft_model,
-    load_draft_net,
     load_target,
 )
 from slipstream.engine.messages import EngineInfo
-from slipstream.engine.net_parts import net_parts
+from slipstream.engine.net_parts import AnyNet, load_nets, net_parts
 from slipstream.engine.numerics import fingerprint
 from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
@@ -37,7 +36,6 @@ from slipstream.execution.profile import profile_steps, workspace_bytes
 from slipstream.execution.runner import Runner
 from slipstream.kv.budget import MemoryPlan, plan_memory
 from slipstream.kv.cache import KvCache
-from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.identity import identify
 from slipstream.observability.engine_metrics import EngineMetrics
 from slipstream.speculation.build import build_drafters
@@ -75,7 +73,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
         for item in config.speculation.drafters
         if isinstance(item, DraftModelConfig)
     }
-    nets = _load_nets(config, target)
+    nets = load_nets(config, target)
     has_drafters = bool(config.speculation.drafters or more_drafters)
     recurrence = Recurrence(config, target.model.hparams, has_drafters=has_drafters)
     plan = _plan_memory(config, target, list(drafts.values()), list(nets.values()), recurrence)
@@ -131,14 +129,6 @@ def _with_shipped(config: Config, target: LoadedModel) -> Config:
     return config.model_copy(update={"speculation": speculation})
 
 
-def _load_nets(config: Config, target: LoadedModel) -> dict[str, AnyDraftNet]:
-    return {
-        item.name: load_draft_net(item, config.model, target)
-        for item in config.speculation.drafters
-        if isinstance(item, DraftNetConfig)
-    }
-
-
 def _limits(config: Config) -> SchedulerLimits:
     scheduler = config.scheduler
     return SchedulerLimits(
@@ -160,7 +150,7 @@ def _plan_memory(
     config: Config,
     target: LoadedModel,
     drafts: Sequence[LoadedModel],
-    nets: Sequence[AnyDraftNet],
+    nets: Sequence[AnyNet],
     recurrence: Recurrence,
 ) -> MemoryPlan:
     memory = config.memory

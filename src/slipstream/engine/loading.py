@@ -9,8 +9,13 @@ from pathlib import Path
 
 import torch
 
+from slipstream.config.drafters import TARGET_SOURCE
 from slipstream.config.model import Activations, ModelConfig
-from slipstream.config.speculation import DraftModelConfig, DraftNetConfig
+from slipstream.config.mtp import MtpConfig
+from slipstream.config.speculation import (
+    DraftModelConfig,
+    DraftNetConfig,
+)
 from slipstream.errors import (
     ConfigError,
     TokenizerError,
@@ -23,6 +28,8 @@ from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.hparams import DraftFamily, family_of
 from slipstream.models.drafts.load import AnyDraftNet, load_draft
 from slipstream.models.load import load_model
+from slipstream.models.mtp.heads import MtpHeads
+from slipstream.models.mtp.load import load_heads
 from slipstream.sampling.sampler import Sampler
 from slipstream.tokenization.gguf_tokenizer import has_vocabulary
 from slipstream.tokenization.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
@@ -111,7 +118,7 @@ def load_draft_model(
         VocabularyMismatchError: It does not; names the first token that differs.
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
-    path = target.path if config.source == "target" else draft_path(config, target_config)
+    path = target.path if config.source == TARGET_SOURCE else draft_path(config, target_config)
     model, tokenizer = _load(path, dtype, config.activations)
     require_same_vocabulary(target.tokenizer, tokenizer)
     if model.hparams.state_shape is not None:
@@ -154,6 +161,21 @@ def load_draft_net(
     return net
 
 
+def load_mtp_heads(config: MtpConfig, target_config: ModelConfig, target: LoadedModel) -> MtpHeads:
+    """Load multi-token-prediction heads and prove that they fit the target.
+
+    Raises:
+        WeightsError: There are none, or they do not fit; names what is missing.
+        VocabularyMismatchError: They come with a tokenizer that is not the target's.
+    """
+    dtype = _DTYPES.get(config.dtype, torch.bfloat16)
+    is_own = config.source == TARGET_SOURCE
+    checkpoint = open_checkpoint(target.path if is_own else draft_path(config, target_config))
+    if not is_own:
+        require_same_tokenizer(checkpoint, target.tokenizer)
+    return load_heads(checkpoint, target.model, dtype, open_kernels())
+
+
 def require_family(config: DraftNetConfig, path: Path, family: DraftFamily) -> None:
     """Refuse a net of another family than the configuration says.
 
@@ -194,7 +216,9 @@ def require_same_tokenizer(checkpoint: Checkpoint, target: Tokenizer) -> bool:
     return tokenizer is not None
 
 
-def draft_path(config: DraftModelConfig | DraftNetConfig, target_config: ModelConfig) -> Path:
+def draft_path(
+    config: DraftModelConfig | DraftNetConfig | MtpConfig, target_config: ModelConfig
+) -> Path:
     """Where a drafter's weights are, fetched if need be."""
     source = ModelConfig(
         source=config.source,

@@ -161,12 +161,7 @@ class Decoder:
 
     def attention_backend(self) -> AttentionBackend:
         """See `Model`."""
-        shape = attention_shape(self.hparams)
-        # The kernels take a slot's values to lie behind its keys.
-        keeps_both = self.hparams.kv_shape.has_values
-        if self._kernels is not None and keeps_both and native.fits(shape):
-            return NativeAttention(shape, self._kernels)
-        return TorchAttention(shape)
+        return attention_backend(self.hparams, self._kernels)
 
     def admitted_row_counts(self) -> tuple[int, ...] | None:
         """See `Model`."""
@@ -230,6 +225,15 @@ def attention_shape(hparams: Hparams) -> AttentionShape:
     return AttentionShape(
         hparams.num_heads, hparams.kv_heads, hparams.head_dim, hparams.attention_scale
     )
+
+
+def attention_backend(hparams: Hparams, kernels: KernelLibrary | None) -> AttentionBackend:
+    """A new backend: native where there are kernels that compute such attention."""
+    shape = attention_shape(hparams)
+    # The kernels take a slot's values to lie behind its keys.
+    if kernels is not None and hparams.kv_shape.has_values and native.fits(shape):
+        return NativeAttention(shape, kernels)
+    return TorchAttention(shape)
 
 
 def _cut(rows: Tensor, cuts: Sequence[int]) -> Sequence[Tensor]:

@@ -32,9 +32,14 @@ class LayerReader:
             prove_pointwise("exp", torch.exp, torch.linspace(-30.0, 30.0, 4096))
             prove_pointwise("log1p", torch.log1p, torch.linspace(0.0, 1e6, 4096))
 
-    def layer(self, index: int) -> DecoderLayer:
-        """One layer."""
-        hparams, prefix = self._hparams, f"{self._hparams.weights_prefix}.layers.{index}"
+    def layer(self, index: int, prefix: str | None = None) -> DecoderLayer:
+        """One layer.
+
+        Args:
+            prefix: What the names of its tensors begin with, where it is no layer of the decoder.
+        """
+        hparams = self._hparams
+        prefix = prefix or f"{hparams.weights_prefix}.layers.{index}"
         hidden, sandwich = hparams.hidden_size, hparams.has_sandwich_norms
         mlp_norm = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
         return DecoderLayer(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from slipstream.clock import Clock
+from slipstream.config.mtp import MtpConfig
 from slipstream.config.speculation import (
     DFlashConfig,
     DrafterConfig,
@@ -25,7 +26,9 @@ from slipstream.speculation.drafters.draft_model.parts import DraftModelParts, D
 from slipstream.speculation.drafters.ngram import NgramDrafter, NgramRules
 from slipstream.speculation.drafters.suffix.drafter import SuffixDrafter, SuffixRules
 from slipstream.speculation.guard import DrafterEvents, GuardedDrafter, GuardLimits
-from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules
+from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules, MtpParts
+
+Parts = TypeVar("Parts", DraftNetParts, MtpParts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class DrafterResources:
     vocab_size: int
     eos_token_ids: frozenset[int]
     draft_models: Mapping[str, DraftModelParts]
-    draft_nets: Mapping[str, DraftNetParts] = field(default_factory=dict)
+    draft_nets: Mapping[str, DraftNetParts | MtpParts] = field(default_factory=dict)
 
 
 def build_drafters(
@@ -50,7 +53,7 @@ def build_drafters(
     vocab_size: int,
     eos_token_ids: Collection[int],
     draft_models: Mapping[str, DraftModelParts],
-    draft_nets: Mapping[str, DraftNetParts],
+    draft_nets: Mapping[str, DraftNetParts | MtpParts],
     metrics: DrafterEvents,
     clock: Clock,
 ) -> list[Drafter]:
@@ -84,6 +87,8 @@ def build_drafter(config: DrafterConfig, resources: DrafterResources) -> Drafter
             return _build_eagle3(config, resources)
         case DFlashConfig() | DSparkConfig():
             return _build_block_net(config, resources)
+        case MtpConfig():
+            return _build_mtp(config, resources)
         case ShippedConfig():
             raise ConfigError(
                 "speculation.drafters asks for a shipped drafter, but none was chosen yet",
@@ -150,11 +155,22 @@ def _build_block_net(config: DraftNetConfig, resources: DrafterResources) -> Dra
     return BlockNetDrafter(name, _net_parts(config, resources), _net_rules(config))
 
 
+def _build_mtp(config: MtpConfig, resources: DrafterResources) -> Drafter:
+    from slipstream.speculation.drafters.mtp import MtpDrafter
+
+    rules = DraftNetRules(1, config.max_draft_len, config.min_score)
+    return MtpDrafter(config.name, _parts(config.name, MtpParts, resources), rules)
+
+
 def _net_parts(config: DraftNetConfig, resources: DrafterResources) -> DraftNetParts:
-    parts = resources.draft_nets.get(config.name)
-    if parts is None:
+    return _parts(config.name, DraftNetParts, resources)
+
+
+def _parts(name: str, kind: type[Parts], resources: DrafterResources) -> Parts:
+    parts = resources.draft_nets.get(name)
+    if not isinstance(parts, kind):
         raise ConfigError(
-            f'speculation.drafters names "{config.name}", but no draft net of that name is '
+            f'speculation.drafters names "{name}", but no draft net of that name is '
             f"loaded; loaded are: {', '.join(resources.draft_nets) or 'none'}",
             hint="Remove it from speculation.drafters or choose another kind.",
         )

@@ -16,6 +16,7 @@ from slipstream.models.drafts.hparams import (
     DraftHparams,
     DSparkHparams,
     Eagle3Hparams,
+    MtpHparams,
     family_of,
 )
 from slipstream.models.identity import TargetIdentity
@@ -25,6 +26,7 @@ Json = dict[str, Any]  # Any: JSON
 
 _ARCHITECTURES = {
     "eagle3": "LlamaForCausalLMEagle3",
+    "mtp": "LlamaForCausalLM",
     "dflash": "DFlashDraftModel",
     "dflash2": "DFlash2DraftModel",
     "dspark": "Qwen3DSparkModel",
@@ -72,6 +74,8 @@ def our_config(hparams: DraftHparams, target: TargetIdentity, dtype: torch.dtype
         "torch_dtype": str(dtype).removeprefix("torch."),
         "num_target_layers": target.num_layers,
     }
+    if isinstance(hparams, MtpHparams):
+        return _mtp(config, target)
     taps = list(hparams.tap_layer_ids or ())
     match hparams:
         case Eagle3Hparams():
@@ -136,6 +140,12 @@ def config_vocab_size(config: Json) -> int:
 
 def _max_draft_len(hparams: DraftHparams) -> int:
     return hparams.max_draft_len if isinstance(hparams, DFlashHparams) else 3
+
+
+def _mtp(config: Json, target: TargetIdentity) -> Json:
+    """A decoder as deep as the target, with a head behind it and nothing else in its file."""
+    del config["num_target_layers"]
+    return config | {"num_hidden_layers": target.num_layers, "mtp_num_hidden_layers": 1}
 
 
 def _body(hparams: DraftHparams) -> Json:

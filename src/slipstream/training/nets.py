@@ -16,9 +16,11 @@ from slipstream.models.drafts.hparams import (
     DraftHparams,
     DSparkHparams,
     Eagle3Hparams,
+    MtpHparams,
 )
 from slipstream.models.drafts.initial import initial_parameters
 from slipstream.models.drafts.load import AnyDraftNet, net_class_of
+from slipstream.models.drafts.mtp import TARGET_NORM
 from slipstream.models.drafts.parts import StoredEnds
 from slipstream.models.hparams import Hparams, LayerParams, RotaryParams
 from slipstream.training.attention import attend_bfloat16
@@ -30,7 +32,9 @@ _FUSION = "fc.weight"
 _CONV_GROUP = 16
 _NORM_SHARE = 0.3  # of the target's: drafts that are sure of nothing learn faster than wrong ones
 _NOISE_SHARE = 0.3  # of the usual random start of `fc`, around the deepest tap as it is
-_KEPT = ("norm.weight", "base_kernel")  # no product reads them
+_KEPT = (  # no product reads them
+    "norm.weight", "norm_embedding.weight", "norm_hidden.weight", "base_kernel",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class TrainedNet:
 
     def as_run(self) -> dict[str, Tensor]:
         """The parameters as the net reads them, and as they are stored, in float32."""
+        if isinstance(self.hparams, MtpHparams):  # what it reads is normalised
+            return self.parameters
         return self.parameters | {_FUSION: self.parameters[_FUSION] / self.tap_scales}
 
     def copy_in(self, dtype: torch.dtype) -> AnyDraftNet:
@@ -102,18 +108,35 @@ def new_net(
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(hparams, generator)
     parameters[HEAD] = ends.vocabulary[token_ids].float()
-    parameters["norm.weight"] = target.final_norm.scale.float() * _NORM_SHARE
+    scale = target.final_norm.scale.float()
     parameters[_FUSION] = parameters[_FUSION] * _NOISE_SHARE
-    _add_deepest_tap(parameters[_FUSION], fixed.tap_scales)
+    constants = set() if settings.trains_head else {HEAD}
+    if isinstance(hparams, MtpHparams):
+        _start_head(parameters, scale)
+        constants.add(TARGET_NORM)
+    else:
+        parameters["norm.weight"] = scale * _NORM_SHARE
+        _add_deepest_tap(parameters[_FUSION], fixed.tap_scales)
     if lessons is not None and isinstance(hparams, DFlashHparams):
         as_read = parameters | {_FUSION: parameters[_FUSION] / fixed.tap_scales}
         start_block_net(as_read, hparams, ends, token_ids, lessons)
     for name, parameter in parameters.items():
-        parameter.requires_grad_(name != HEAD or settings.trains_head)
+        parameter.requires_grad_(name not in constants)
     is_reduced = hparams.is_reduced
     return TrainedNet(
         hparams, parameters, ends, token_ids if is_reduced else None, fixed.tap_scales
     )
+
+
+def _start_head(parameters: dict[str, Tensor], scale: Tensor) -> None:
+    """Let a multi-token-prediction head pass the state through that it reads.
+
+    Args:
+        scale: [hidden] float32 of the target's final norm.
+    """
+    parameters[TARGET_NORM] = scale
+    parameters["norm.weight"] = scale.square().mean().sqrt().repeat(len(scale)) * _NORM_SHARE
+    parameters[_FUSION][:, -len(scale) :] += torch.eye(len(scale))
 
 
 def _add_deepest_tap(fusion: Tensor, tap_scales: Tensor) -> None:
@@ -132,6 +155,8 @@ def net_hparams(settings: NetSettings, target: Hparams) -> DraftHparams:
     common = _common(settings, target)
     if settings.family == "eagle3":
         return Eagle3Hparams(**common)
+    if settings.family == "mtp":
+        return MtpHparams(**common, recycles_normed=True)
     first_row = 0 if settings.family == "dspark" else 1
     common |= {
         "draft_block_len": settings.max_draft_len + first_row,
@@ -170,8 +195,16 @@ def _common(settings: NetSettings, target: Hparams) -> dict[str, Any]:  # Any: f
             f"--taps must name different layers from -1 to {target.num_layers - 1}, got "
             f"{', '.join(map(str, settings.tap_layer_ids))}"
         )
-    if settings.family == "eagle3" and settings.num_layers != 1:
-        raise ConfigError(f"eagle3 has one layer, got --layers {settings.num_layers}")
+    is_chain = settings.family in ("eagle3", "mtp")
+    if is_chain and settings.num_layers != 1:
+        raise ConfigError(f"{settings.family} has one layer, got --layers {settings.num_layers}")
+    last = (target.num_layers - 1,)
+    if settings.family == "mtp" and settings.tap_layer_ids != last:
+        raise ConfigError(
+            f"mtp reads the output of the target's last layer alone, got --taps "
+            f"{', '.join(map(str, settings.tap_layer_ids))}",
+            hint=f"leave out --taps, or make the cache with --taps {last[0]}",
+        )
     rotary = RotaryParams(max(layer.rotary.theta for layer in target.layers))
     body = replace(
         target,
@@ -184,7 +217,7 @@ def _common(settings: NetSettings, target: Hparams) -> dict[str, Any]:  # Any: f
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
-        has_qk_norm=settings.family != "eagle3",
+        has_qk_norm=not is_chain,
         is_norm_zero_centred=False,
         has_sandwich_norms=False,
         embedding_scale=None,

@@ -15,6 +15,6 @@ def objective_of(settings: RunSettings, net: TrainedNet) -> Objective:
     ids = DraftIds(net.token_ids, net.hparams.body.vocab_size)
     losses, num_drafts = settings.losses, settings.net.max_draft_len
     anchors = AnchorRules(settings.fit.num_anchors, settings.fit.repeat_weight)
-    if settings.net.family == "eagle3":
+    if settings.net.family in ("eagle3", "mtp"):
         return EagleObjective(ids, losses, num_drafts, anchors)
     return BlockObjective(ids, losses, num_drafts, anchors, recomputes=settings.fit.recomputes)

@@ -12,6 +12,7 @@ import torch
 
 from slipstream.errors import ConfigError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
+from slipstream.models.drafts.hparams import MtpHparams
 from slipstream.training.draft_files import our_config, speculators_config, write_draft_folder
 from slipstream.training.draft_gguf import GgufType, write_draft_gguf
 from slipstream.training.gguf_vocabulary import vocabulary_keys
@@ -54,6 +55,11 @@ def export_run(
     if stored not in kinds:
         raise ConfigError(f"layout {layout} stores {', '.join(kinds)}; got {stored}")
     net = run.net
+    if isinstance(net.hparams, MtpHparams) and layout != "slipstream":
+        raise ConfigError(
+            f"layout {layout} has no multi-token-prediction head by itself",
+            hint="use --layout slipstream",
+        )
     parameters = stored_parameters(net)
     hparams = replace(net.hparams, has_own_head="lm_head.weight" in parameters)
     path.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from slipstream.engine.llm import LLM
 from slipstream.engine.messages import SpeculationStats
+from slipstream.errors import ConfigError
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.conversations import Conversation, Message, hash_of
@@ -64,9 +65,12 @@ def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[s
         "kind": kind,
         "source": source,
         "max_draft_len": max_draft_len,
-        "num_children": shape.num_children,
         "min_score": 0.0,
     }
+    if net.family != "mtp":
+        drafter["num_children"] = shape.num_children
+    elif shape.num_children > 1:
+        raise ConfigError("mtp drafts chains", hint="leave out the number of children")
     return {
         "speculation.drafters": [*({"kind": other} for other in shape.beside), drafter],
         "speculation.controller": "fixed",

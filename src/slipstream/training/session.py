@@ -14,6 +14,8 @@ from torch import Tensor
 
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import ConfigError, WeightsError
+from slipstream.models.drafts.hparams import MtpHparams
+from slipstream.models.drafts.mtp import TARGET_NORM
 from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.block_start import Lessons
 from slipstream.training.dataset import Dataset
@@ -167,6 +169,16 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
 
 
 def stored_parameters(net: TrainedNet) -> dict[str, Tensor]:
-    """What a checkpoint of the net must hold; a head that is the target's own is left out."""
-    is_shared = net.token_ids is None and not net.parameters[HEAD].requires_grad
+    """What a checkpoint of the net must hold; a head that is the target's own is left out.
+
+    So is a part of it, if whoever loads the net takes it from the target, as for MTP.
+    """
+    is_mtp = isinstance(net.hparams, MtpHparams)
+    is_shared = (net.token_ids is None or is_mtp) and not net.parameters[HEAD].requires_grad
+    if is_mtp:
+        return {
+            f"mtp.{name}": p
+            for name, p in net.parameters.items()
+            if name != TARGET_NORM and (name != HEAD or not is_shared)
+        }
     return {name: p for name, p in net.as_run().items() if name != HEAD or not is_shared}

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Family = Literal["eagle3", "dflash", "dflash2", "dspark"]
+Family = Literal["eagle3", "mtp", "dflash", "dflash2", "dspark"]
 
 
 class _Settings(BaseModel):
@@ -18,7 +18,7 @@ class NetSettings(_Settings):
 
     Attributes:
         tap_layer_ids: Layers of the target whose output it reads.
-        max_draft_len: Drafts of a block, or steps that are unrolled for EAGLE-3.
+        max_draft_len: Drafts of a block, or steps that are unrolled for EAGLE-3 and MTP.
         trains_head: Whether the head moves away from the target's rows that it starts with.
         markov_rank: Width of DSpark's previous token; 0 is no Markov head.
         selector_rank: Width of the codebooks of DFlash 2.
@@ -45,7 +45,7 @@ class LossSettings(_Settings):
         label, soft, distance: See `LossScales`.
         confidence: Of the cross entropy of the confidence head.
         selector: Of the cross entropy among the candidates of DFlash 2.
-        depth_decay: Weight of depth d is exp(-d / it) in blocks, and it^d in EAGLE-3.
+        depth_decay: Weight of depth d is exp(-d / it) in blocks, and it^d in EAGLE-3 and MTP.
     """
 
     label: float
@@ -110,6 +110,10 @@ def default_losses(family: Family) -> LossSettings:
     if family == "eagle3":
         return LossSettings(
             label=0.0, soft=1.0, distance=0.0, confidence=0.0, selector=0.0, depth_decay=0.8
+        )
+    if family == "mtp":  # the decay is FastMTP's
+        return LossSettings(
+            label=0.0, soft=1.0, distance=0.0, confidence=0.0, selector=0.0, depth_decay=0.6
         )
     if family == "dspark":
         return LossSettings(

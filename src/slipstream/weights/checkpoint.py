@@ -101,13 +101,16 @@ class Checkpoint:
         self._mark(name)
         self.skipped[name] = reason
 
-    def finish(self) -> None:
+    def finish(self, prefixes: tuple[str, ...] = ("",)) -> None:
         """Check that nothing is left.
 
+        Args:
+            prefixes: Only of tensors whose names begin like one of these.
         Raises:
             WeightsError: tensors were never taken; the message names them.
         """
-        strays = [name for name in self.names() if name not in self._taken]
+        wanted = [name for name in self.names() if name.startswith(prefixes)]
+        strays = [name for name in wanted if name not in self._taken]
         if strays:
             shown = ", ".join(strays[:_MAX_NAMED])
             more = f" and {len(strays) - _MAX_NAMED} more" if len(strays) > _MAX_NAMED else ""

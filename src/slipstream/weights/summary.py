@@ -104,7 +104,7 @@ def _with_unserved(
     summary: CheckpointSummary, names: Iterable[str], config: Mapping[str, Any]
 ) -> CheckpointSummary:
     reasons = (unserved_reason(name, config) for name in names)
-    return replace(summary, unserved=Counter(filter(None, reasons)))
+    return replace(summary, unserved=dict(Counter(filter(None, reasons))))
 
 
 def _summary(

@@ -20,6 +20,7 @@ from slipstream.weights.progress import SilentProgress
 from tests.support.drafts import CONFIGS, tiny_tensors_of, write_draft
 from tests.support.gguf_files import write_tiny_gguf
 from tests.support.tiny import write_tiny_checkpoint
+from tests.support.tiny_families import HIDDEN, VOCAB_SIZE, write_tiny_family
 
 SOURCE = "wheel:tiny==1/tiny.gguf"
 
@@ -352,3 +353,27 @@ def test_show_names_a_drafter_that_is_not_supported(
     assert run("models", "show", str(folder)) == 0
 
     assert "Domino" in capsys.readouterr().out
+
+
+def test_show_names_the_heads_in_a_model_and_what_they_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_family(tmp_path, "deepseek_v3", num_nextn_predict_layers=2)
+
+    assert run("models", "show", str(folder), "--json") == 0
+
+    heads = json.loads(capsys.readouterr().out)["heads"]
+    assert (heads["num_heads"], heads["layout"], heads["problems"]) == (2, "DeepSeek", [])
+    assert heads["token_matrix_bytes"] == 2 * 2 * 2 * VOCAB_SIZE * HIDDEN
+    assert heads["kv_bytes_per_token"] == 2 * 2 * (24 + 8)  # heads, bytes, latent and rotary key
+    assert heads["weight_bytes"] > 0
+
+
+def test_show_says_which_tensors_of_a_head_are_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_family(tmp_path, "qwen3_moe", mtp_num_hidden_layers=1)
+
+    assert run("models", "show", str(folder)) == 0
+
+    assert "there is no tensor mtp.fc.weight" in capsys.readouterr().out

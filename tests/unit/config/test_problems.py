@@ -143,7 +143,7 @@ def test_secret_in_a_flag_or_variable_is_refused() -> None:
     ("path", "value"),
     [
         ("speculation.verification", "typical"),
-        ("speculation.drafters", ["mtp"]),
+        ("speculation.drafters", ["eagle"]),
         ("speculation.controller", "goodput"),
         ("memory.kv_dtype", "fp8"),
         ("memory.draft_kv_dtype", "q8_0"),
@@ -170,7 +170,7 @@ def test_two_drafters_of_one_name_are_refused() -> None:
 def test_drafter_without_a_kind_is_told_the_kinds() -> None:
     message = refusal({"speculation.drafters": [{"name": "a"}]})
     assert "speculation.drafters[0] has no kind" in message
-    assert '"draft_model", "eagle3", "dflash", "dspark" or "shipped"' in message
+    assert '"draft_model", "eagle3", "dflash", "dspark", "mtp" or "shipped"' in message
 
 
 def test_draft_model_needs_a_source() -> None:

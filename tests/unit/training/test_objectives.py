@@ -102,10 +102,11 @@ def test_a_packed_block_drafts_as_it_would_alone(
                 assert given == pytest.approx(expected, abs=2e-3)
 
 
-def test_an_unrolled_eagle_step_drafts_as_it_would_alone(
-    target: TrainingTarget, tmp_path: Path
+@pytest.mark.parametrize("family", ["eagle3", "mtp"])
+def test_an_unrolled_step_drafts_as_it_would_alone(
+    family: Family, target: TrainingTarget, tmp_path: Path
 ) -> None:
-    settings = tiny_settings("eagle3")
+    settings = tiny_settings(family)
     packs = packs_of(target, tmp_path, settings)
     net, batch, outcome = measured(settings, target, packs)
     assert isinstance(net, Eagle3Net)

@@ -3,29 +3,40 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
-from slipstream.models.drafts.hparams import DSparkHparams
+from slipstream.models.drafts.ends import ModelEnds
+from slipstream.models.drafts.hparams import DSparkHparams, MtpHparams
 from slipstream.models.drafts.load import describe_checkpoint, load_draft
+from slipstream.models.drafts.mtp import MtpNet
+from slipstream.models.drafts.parts import empty_context
+from slipstream.models.mtp.heads import MtpRows
+from slipstream.models.mtp.load import load_heads
+from slipstream.sampling.params import SamplingParams
+from slipstream.speculation.learned.mtp import chain_branch
 from slipstream.training.calibrate import calibrate
 from slipstream.training.evaluate import evaluate, measured
 from slipstream.training.objective import RowResults
 from slipstream.training.objectives import objective_of
 from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
+from slipstream.training.served import DraftShape, drafter_settings
 from slipstream.training.session import (
     RestoredRun,
     TrainingTarget,
     open_source,
     restore_run,
+    start_net,
     stored_parameters,
     write_fixed,
 )
 from slipstream.training.settings import Family
 from slipstream.weights.open import open_checkpoint
+from tests.support.tiny_llm import tiny_llm
 from tests.support.training import (
     FAMILIES,
     counting_answers,
@@ -35,6 +46,8 @@ from tests.support.training import (
     trainer_of,
     write_dataset,
 )
+
+DRAFT_NETS = tuple(family for family in FAMILIES if family != "mtp")
 
 
 @pytest.fixture
@@ -57,7 +70,7 @@ def saved_run(family: Family, target: TrainingTarget, path: Path) -> RestoredRun
 
 
 @pytest.mark.parametrize("layout", ["slipstream", "speculators"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DRAFT_NETS)
 def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     family: Family, layout: Layout, target: TrainingTarget, tmp_path: Path
 ) -> None:
@@ -81,6 +94,78 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     assert told["provenance"] == {"command": "test"}
 
 
+def test_an_exported_head_computes_what_was_trained(target: TrainingTarget, tmp_path: Path) -> None:
+    run = saved_run("mtp", target, tmp_path)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for _, parameter in sorted(run.net.trained().items()):
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.1
+    export_run(run, target, tmp_path / "draft", "slipstream", "float32", {})
+    stored = open_checkpoint(tmp_path / "draft")
+    assert not [name for name in stored.names() if "lm_head" in name or "target_norm" in name]
+
+    heads = load_heads(stored, target.loaded.model, torch.float32)
+    ends = ModelEnds(target.loaded.model)  # a training rounds them
+    parameters = run.net.copy_in(torch.float32).parameters
+    hparams = run.net.hparams
+    assert isinstance(hparams, MtpHparams)
+    net = MtpNet(hparams, parameters, ends, run.net.token_ids)
+    tokens = torch.tensor([11, 12, 13, 40, 5])
+    states = torch.randn(5, 32, generator=generator)
+    fused = net.fuse(states)
+    rows = net.extend(
+        tokens.view(1, 1, -1),
+        fused.view(1, 1, 5, -1),
+        torch.arange(5).view(1, 1, -1),
+        empty_context(net.hparams.body, 1, 1),
+        (),
+        torch.ones(5, 5, dtype=torch.bool).tril(),
+    )
+    branch = chain_branch(0, 5, np.arange(8, 13))
+    normed = target.loaded.model.final_norm(states)
+    hidden = heads.run(0, MtpRows(tokens, normed, [branch]), heads.storage(16, torch.float32))
+
+    assert torch.equal(heads.token_ids(), net.target_token_ids())
+    torch.testing.assert_close(hidden, rows.normed[0, 0].detach(), atol=1e-5, rtol=1e-5)
+    expected = ends.head(hidden)[:, net.target_token_ids()]
+    torch.testing.assert_close(heads.logits(0, hidden), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_exported_head_drafts_and_changes_no_token(
+    target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run("mtp", target, tmp_path)
+    export_run(run, target, tmp_path / "draft", "slipstream", "bfloat16", {})
+    own = drafter_settings(run.record.settings.net, str(tmp_path / "draft"), DraftShape())
+    prompts = [[11, 12, 13], [40, 41, 42, 43, 44, 45, 46], [200, 9]]
+    path = Path(target.source)
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True),
+    ):
+        with tiny_llm(path) as plain, tiny_llm(path, settings=own) as drafting:
+            expected = plain.generate(prompts, params)
+            given = drafting.generate(prompts, params)
+            assert [item.token_ids for item in given] == [item.token_ids for item in expected]
+            stats = [item.choices[0].speculation for item in given]
+            assert sum(item.num_draft_tokens for item in stats) > 60
+
+
+@pytest.mark.parametrize(("layout", "stored"), [("speculators", "float32"), ("gguf", "f32")])
+def test_a_head_in_a_layout_that_has_none_is_refused(
+    layout: Layout, stored: str, target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run("mtp", target, tmp_path)
+    with pytest.raises(ConfigError, match=f"layout {layout} has no multi-token-prediction head"):
+        export_run(run, target, tmp_path / "draft", layout, stored, {})
+
+
+def test_a_head_reads_the_last_layer_alone(target: TrainingTarget) -> None:
+    settings = tiny_settings("mtp", {"tap_layer_ids": (0,)})
+    with pytest.raises(ConfigError, match="mtp reads the output of the target's last layer alone"):
+        start_net(settings, target, fixed_parts(settings))
+
+
 @pytest.mark.parametrize(
     ("layout", "stored"), [("slipstream", "float32"), ("speculators", "float32"), ("gguf", "f32")]
 )
@@ -101,7 +186,7 @@ def test_an_exported_drafter_keeps_its_calibration(
     assert net.hparams.confidence_temperatures == tuple(temperatures)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DRAFT_NETS)
 def test_a_drafter_in_gguf_loads_as_the_net_that_was_trained(
     family: Family, target: TrainingTarget, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from slipstream.models.hparams import Hparams
 
-DraftFamily = Literal["eagle3", "dflash", "dflash2", "dspark"]
+DraftFamily = Literal["eagle3", "mtp", "dflash", "dflash2", "dspark"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 
@@ -57,6 +57,14 @@ class Eagle3Hparams(DraftHparams):
     has_normed_residual: bool = False
     has_input_norm: bool = False
     recycles_normed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHparams(Eagle3Hparams):
+    """A multi-token-prediction head in training: unrolled like EAGLE-3, with one tap.
+
+    The tap is the target's last layer's output; what is recycled lies behind the final norm.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,8 @@ class DSparkHparams(DFlashHparams):
 def family_of(hparams: DraftHparams) -> DraftFamily:
     """The family's name."""
     match hparams:
+        case MtpHparams():
+            return "mtp"
         case Eagle3Hparams():
             return "eagle3"
         case DFlash2Hparams():

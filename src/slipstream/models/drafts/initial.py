@@ -9,6 +9,7 @@ from slipstream.models.drafts.hparams import DraftHparams
 from slipstream.models.drafts.load import net_class_of
 
 _STD = 0.02
+_NORMS = ("norm.weight", "norm_embedding.weight", "norm_hidden.weight")
 _ZERO = ("successor_codebook", "kernel_projection.weight", "markov_w2.weight", ".bias")
 
 
@@ -24,7 +25,7 @@ def initial_parameters(hparams: DraftHparams, generator: torch.Generator) -> dic
             kernel = torch.zeros(shape)
             kernel[:, 0] = 1.0
             parameters[name] = kernel
-        elif name.endswith("norm.weight"):
+        elif name.endswith(_NORMS):
             parameters[name] = torch.ones(shape)
         elif name.endswith(_ZERO):
             parameters[name] = torch.zeros(shape)

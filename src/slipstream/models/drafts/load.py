@@ -23,10 +23,12 @@ from slipstream.models.drafts.hparams import (
     default_tap_layer_ids,
     family_of,
 )
+from slipstream.models.drafts.mtp import MtpNet
 from slipstream.models.drafts.net import DraftNet
 from slipstream.models.drafts.packed import PackedProducts
 from slipstream.models.drafts.parts import TokenEnds
 from slipstream.models.drafts.read import DraftCheckpoint, describe_draft
+from slipstream.models.drafts.vocabulary import read_token_ids
 from slipstream.models.hparams import Hparams
 from slipstream.weights.checkpoint import Checkpoint
 
@@ -36,6 +38,7 @@ _MATRIX_AXES = 2
 
 _NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
     "eagle3": Eagle3Net,
+    "mtp": MtpNet,
     "dflash": DFlashNet,
     "dflash2": DFlash2Net,
     "dspark": DSparkNet,
@@ -87,7 +90,7 @@ def load_draft(
     parameters = {
         name: _take(checkpoint, names, name, shape, dtype) for name, shape in shapes.items()
     }
-    token_ids = _draft_token_ids(checkpoint, names, hparams)
+    token_ids = read_token_ids(checkpoint, names, hparams.body.vocab_size, hparams.draft_vocab_size)
     checkpoint.finish()
     return net_class(hparams, parameters, ends, token_ids, products)
 
@@ -197,50 +200,3 @@ def _take(
             hint="convert the checkpoint to one of these",
         )
     return tensor.to(dtype)
-
-
-def _draft_token_ids(
-    checkpoint: Checkpoint, names: Mapping[str, str], hparams: DraftHparams
-) -> Tensor | None:
-    """[draft_vocab] target ids of the draft's tokens, checked against the other map if there."""
-    vocab_size = hparams.body.vocab_size
-    known = checkpoint.take(names["t2d"]).bool() if "t2d" in names else None
-    if "d2t" not in names:
-        return None
-    stored = checkpoint.take(names["d2t"]).long()
-    if stored.shape != (hparams.draft_vocab_size,):
-        raise WeightsError(
-            f"tensor d2t has shape {list(stored.shape)}, but draft_vocab_size is "
-            f"{hparams.draft_vocab_size}"
-        )
-    places = torch.arange(len(stored))
-    is_absolute = checkpoint.gguf_metadata is not None
-    token_ids, other_ids = stored, stored + places
-    if not is_absolute:
-        token_ids, other_ids = other_ids, token_ids
-    problem = _vocabulary_problem(token_ids, vocab_size, known)
-    if problem is not None:
-        is_meant = _vocabulary_problem(other_ids, vocab_size, known) is None
-        ways = ("target ids", "offsets to add to places")
-        held, wanted = ways[::-1] if is_absolute else ways
-        raise WeightsError(
-            f"tensor d2t {problem}",
-            hint=f"it holds {held}, and this layout stores {wanted}: convert it"
-            if is_meant
-            else None,
-        )
-    return token_ids
-
-
-def _vocabulary_problem(token_ids: Tensor, vocab_size: int, known: Tensor | None) -> str | None:
-    """Why these cannot be the target ids of a draft's tokens; None if they can."""
-    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
-        return f"names tokens outside the vocabulary of {vocab_size}"
-    if len(torch.unique(token_ids)) != len(token_ids):
-        return "names a token twice"
-    if known is not None:
-        expected = torch.zeros(vocab_size, dtype=torch.bool)
-        expected[token_ids] = True
-        if not torch.equal(known, expected):
-            return "disagrees with t2d about which tokens the drafter knows"
-    return None

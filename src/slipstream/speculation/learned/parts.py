@@ -11,6 +11,7 @@ from slipstream.speculation.drafter import DrafterNeeds
 if TYPE_CHECKING:
     from slipstream.kv.storage import KvStorage
     from slipstream.models.drafts.load import AnyDraftNet
+    from slipstream.models.mtp.heads import MtpHeads
     from slipstream.sampling.sampler import Sampler
 
 
@@ -45,6 +46,36 @@ class DraftNetParts:
             target_layer_ids=self.tap_layer_ids,
             kv_bytes_per_token=self.storage.bytes_per_token,
             weight_bytes=self.net.weight_bytes,
+            max_len=self.max_len,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MtpParts:
+    """Multi-token-prediction heads in memory, with a storage in the target's slots.
+
+    Attributes:
+        storage: Their keys and values; the target's slots, then spare ones.
+        sampler: Over the target's vocabulary.
+        max_len: Longest text they can draft for.
+        num_spare_slots: Slots of `storage` behind the target's, for rows that are not committed.
+        last_layer_id: The target's last layer, whose output they read behind its final norm.
+    """
+
+    heads: MtpHeads
+    storage: KvStorage
+    sampler: Sampler
+    max_len: int
+    num_spare_slots: int
+    last_layer_id: int
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        """What a drafter with these heads asks of the engine."""
+        return DrafterNeeds(
+            target_layer_ids=(self.last_layer_id,),
+            kv_bytes_per_token=self.storage.bytes_per_token,
+            weight_bytes=self.heads.weight_bytes,
             max_len=self.max_len,
         )
 
