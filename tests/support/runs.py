@@ -166,7 +166,7 @@ def num_drafted(harness: EngineHarness) -> int:
 
 def metric(harness: EngineHarness, name: str, **labels: str) -> float:
     """A metric's value, 0 where it was never touched."""
-    text = harness.metrics.exposition().decode()
+    text = str(harness.engine.call("metrics"))
     wanted = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
     pattern = rf"^slipstream_{name}{re.escape('{' + wanted + '}') if wanted else ''} (\S+)$"
     match = re.search(pattern, text, re.M)

@@ -119,7 +119,7 @@ class Engine:
             now_s = self._stages.clock.now()
             self.observer.cancelled(_unfinished(self._groups[request_id]), now_s)
             self._drop(request_id)
-            self._note_load()
+            self.observer.filled(self.kv.usage())
 
     def cancel_all(self) -> None:
         """Drop every request."""
@@ -130,7 +130,7 @@ class Engine:
         """Run one step and return what it made of the requests, in order."""
         events: list[Event] = self._expire()
         if not self._groups:
-            self._note_load()
+            self.observer.filled(self.kv.usage())
             return events
         started_s = self._stages.clock.now()
         report = self.last_report = step(self._stages)
@@ -141,7 +141,7 @@ class Engine:
             if commit.request.submission_id in self._groups:  # no other choice has failed it
                 events.extend(self._events_of(commit, now_s))
         self.observer.stepped(report, now_s)
-        self._note_load()
+        self.observer.filled(self.kv.usage())
         return events
 
     def call(self, method: str) -> object:
@@ -152,6 +152,7 @@ class Engine:
             AssertionError: `check_integrity` found something.
         """
         if method == "metrics":
+            self._note_load()
             return self.observer.metrics.exposition().decode()
         if method == "check_integrity":
             self.check_integrity()

@@ -55,7 +55,11 @@ class EngineObserver:
             self.metrics.count_preemption()
 
     def loaded(self, usages: Mapping[str, KvUsage], *, num_waiting: int, num_running: int) -> None:
-        """How full the engine is now; `usages` is by cache, `target` and drafters' names."""
+        """How full the engine is now, for the gauges; told when they are read, not in every step.
+
+        Args:
+            usages: By cache, `target` and drafters' names.
+        """
         self.metrics.set_queue(num_running=num_running, num_waiting=num_waiting)
         for name, usage in usages.items():
             pages = {
@@ -74,7 +78,20 @@ class EngineObserver:
                     }
                 )
         self.metrics.set_memory({"drafters": sum(item.memory_bytes() for item in self._drafters)})
-        self._warn(usages["target"])
+
+    def filled(self, usage: KvUsage) -> None:
+        """The target's cache after a step; warns when it is getting tight."""
+        is_tight = usage.pressure >= self._warn_at
+        if not is_tight:
+            # Forgotten only well below: a full engine crosses the mark with every request.
+            self._is_tight = self._is_tight and usage.pressure >= self._warn_at / 2
+        elif not self._is_tight:
+            self._is_tight = True
+            log.warning(
+                "%.0f %% of the KV pages are in use by running requests; at "
+                "memory.high_at drafts stop and nobody is admitted",
+                100.0 * usage.pressure,
+            )
 
     def admitted(self, request: Request, now_s: float) -> None:
         """A request left the queue for the first time."""
@@ -119,19 +136,6 @@ class EngineObserver:
         log.warning("request %s failed: %s", requests[0].submission_id, error.message)
         for request in requests:
             self.metrics.observe_finished("failed", now_s - request.group.arrival_s)
-
-    def _warn(self, usage: KvUsage) -> None:
-        is_tight = usage.pressure >= self._warn_at
-        if not is_tight:
-            # Forgotten only well below: a full engine crosses the mark with every request.
-            self._is_tight = self._is_tight and usage.pressure >= self._warn_at / 2
-        elif not self._is_tight:
-            self._is_tight = True
-            log.warning(
-                "%.0f %% of the KV pages are in use by running requests; at "
-                "memory.high_at drafts stop and nobody is admitted",
-                100.0 * usage.pressure,
-            )
 
 
 def _by_drafter(sources: Iterable[Iterable[str]]) -> dict[str, int]:
