@@ -45,13 +45,14 @@ void find_keys(const Job& job, int first_head, int num_heads, Blocks blocks, Key
 }
 
 // Scores of lane tile t for heads h and following of a unit. `is_far`: keys are in no first-level cache.
-template <typename Pace>
+// Two blocks at once are quicker for few tiles, and slower for many, whose keys are near.
+template <bool IS_STREAMED, typename Pace>
 void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks, const Keys* keys,
                    bool is_far, const Pace& pace) {
     const int heads = job.heads_of(unit, h);
     for (int b = blocks.begin, count; b < blocks.end; b += count) {
         const Keys* of_block = keys + b % SECTION_BLOCKS * 2;
-        count = b + 1 < blocks.end ? 2 : 1;
+        count = IS_STREAMED && b + 1 < blocks.end ? 2 : 1;
         if (is_far)
             for (int i = 2; i < 4 && b + i < blocks.end; i++) bring_near(job, of_block + 2 * i);
         if (count == 2)
@@ -101,7 +102,8 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             const Mix mixed = mix_at(target.mixes + t * target.step);
             if (!IS_STREAMED && t == 0)
                 for (int b = blocks.begin; b < blocks.end; b++) fetch(0, b);
-            score_section(job, unit, h, t, mine, keys, IS_STREAMED && t == 0 && heads == 1, pace);
+            const bool is_far = IS_STREAMED && t == 0 && heads == 1;
+            score_section<IS_STREAMED>(job, unit, h, t, mine, keys, is_far, pace);
             if (IS_STREAMED && t == 0) {
                 reader.read(stored, heads);
                 // Early, because tiles that were written just before are slow to read.
