@@ -25,6 +25,7 @@ from slipstream.weights.checkpoint import Checkpoint
 
 log = logging.getLogger("slipstream.models")
 
+_MAPS = {"d2t", "t2d"}
 _CHUNK = 256  # columns of the target's head that are read at once
 
 
@@ -35,7 +36,8 @@ class MtpCheckpoint:
     Attributes:
         hparams: Of their layers; as many layers as heads.
         target: Of the decoder that they are for, as far as this checkpoint says.
-        num_parameters: In tensors that no decoder has.
+        num_parameters: That are held for the heads alone, rows of the target's head that they take
+            for a reduced vocabulary included.
         num_token_parameters: In matrices over tokens, which are not loaded where they are those of
             the decoder.
         missing: What should be there and is not, as far as names tell.
@@ -71,7 +73,8 @@ def describe_heads(checkpoint: Checkpoint) -> MtpCheckpoint | None:
         layout,
         replace(decoder, layers=(attention[-1],) * len(layout.heads)),
         decoder,
-        sum(size for name, size in sizes.items() if name not in over_tokens),
+        sum(size for name, size in sizes.items() if name not in over_tokens | _MAPS)
+        + (layout.draft_vocab_size or 0) * decoder.hidden_size * over_tokens.isdisjoint(sizes),
         sum(size for name, size in sizes.items() if name in over_tokens),
         tuple(
             name

@@ -164,6 +164,9 @@ def test_a_reduced_vocabulary_reads_rows_of_the_targets_head(tmp_path: Path) -> 
     some = heads_of(write_head_folder(tmp_path / "some", path, draft_token_ids=known), target)
     hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
     assert some.token_ids().tolist() == known
+    described = describe_heads(open_checkpoint(tmp_path / "some"))
+    assert described is not None
+    assert some.weight_bytes == 4 * described.num_parameters, "what is told is what is held"
     torch.testing.assert_close(some.logits(0, hidden), whole.logits(0, hidden)[:, known])
 
 
