@@ -18,7 +18,7 @@ LayersOption = Annotated[
 ]
 LengthOption = Annotated[
     int | None,
-    typer.Option(min=1, max=31, help="Drafts that are trained. Not given: 7, for mtp 3."),
+    typer.Option(min=1, max=31, help="Drafts that are trained. Not given: 5, for mtp 3."),
 ]
 EpochsOption = Annotated[float, typer.Option(min=0.001, help="How often each answer is read.")]
 RepeatOption = Annotated[
@@ -81,7 +81,7 @@ def fit(
     pack_len: Annotated[int, typer.Option(min=16, help="Tokens of a packed sequence.")] = 512,
     step_packs: Annotated[int, typer.Option(min=1, help="Packs of a step.")] = 8,
     pass_packs: Annotated[int, typer.Option(min=1, help="Packs of a pass.")] = 8,
-    anchors: Annotated[int, typer.Option(min=1, help="Drafts that start in a pack.")] = 96,
+    anchors: Annotated[int, typer.Option(min=1, help="Drafts that start in a pack.")] = 120,
     repeat_weight: RepeatOption = 0.15,
     optimiser: Annotated[str, typer.Option(help="Of matrices: muon or adamw.")] = "muon",
     dtype: Annotated[str, typer.Option(help="Of products: bfloat16 or float32.")] = "bfloat16",

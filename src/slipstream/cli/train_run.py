@@ -221,7 +221,7 @@ def _choose_net(target: TrainingTarget, dataset: Dataset, options: FitOptions) -
             "family": flags.family,
             "num_layers": flags.num_layers or (1 if is_eagle or is_mtp else 2),
             "tap_layer_ids": choose_taps(taps, options.files.cache, hparams.num_layers),
-            "max_draft_len": flags.draft_len or (3 if is_mtp else 7),
+            "max_draft_len": flags.draft_len or (3 if is_mtp else 5),
             "draft_vocab_size": min(flags.draft_vocab, hparams.vocab_size),
             "intermediate_size": flags.intermediate or hparams.intermediate_size,
             "mask_token_id": mask,

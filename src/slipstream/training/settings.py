@@ -78,7 +78,7 @@ class FitSettings(_Settings):
     pack_len: int = Field(default=512, ge=16)
     step_packs: int = Field(default=8, ge=1)
     pass_packs: int = Field(default=8, ge=1)
-    num_anchors: int = Field(default=96, ge=1)
+    num_anchors: int = Field(default=120, ge=1)
     repeat_weight: float = Field(default=0.15, gt=0.0)
     num_steps: int = Field(ge=1)
     learning_rate: float = Field(gt=0.0)
@@ -117,7 +117,7 @@ def default_losses(family: Family) -> LossSettings:
         )
     if family == "dspark":
         return LossSettings(
-            label=0.0, soft=1.0, distance=0.0, confidence=0.1, selector=0.0, depth_decay=4.0
+            label=0.0, soft=1.0, distance=0.0, confidence=0.1, selector=0.0, depth_decay=2.0
         )
     return LossSettings(
         label=1.0, soft=0.0, distance=0.0, confidence=0.0, selector=1.0, depth_decay=4.0
