@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from slipstream.sampling.sampler import RowRequest, Sampler
 from slipstream.sampling.state import SamplingState, advance
 from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
 from slipstream.speculation.drafter import Observation
-from slipstream.speculation.propose import Proposal, Proposer
+from slipstream.speculation.propose import Ask, Proposal, Proposer
 from slipstream.speculation.tree import DraftTree
 from slipstream.speculation.verification import Verification
 from slipstream.speculation.verify import Verdict
@@ -107,9 +108,7 @@ def step(stages: Stages) -> StepReport:
         return StepReport(plan)
 
     asks = draft_asks(plan, stages.verification)
-    asked_s = clock.now()
-    stages.taps.settle(stages.proposer.needing_taps(asks))
-    told_s = clock.now() - asked_s
+    told_s = _tell(stages, asks)
     proposal = stages.proposer.propose(
         asks,
         num_other_rows=sum(item.num_tokens for item in plan.items),
@@ -147,6 +146,15 @@ def step(stages: Stages) -> StepReport:
     )
     _observe(stages, proposal, told_s + proposal.draft_s, report)
     return report
+
+
+def _tell(stages: Stages, asks: Sequence[Ask]) -> float:
+    """Tell drafters the states that they need for these asks; the seconds that it took."""
+    if not asks:
+        return 0.0
+    asked_s = stages.clock.now()
+    stages.taps.settle(stages.proposer.needing_taps(asks))
+    return stages.clock.now() - asked_s
 
 
 def draft_bounds(stages: Stages, options: SpeculationOptions) -> DraftLimit:
