@@ -238,7 +238,7 @@ class FaultyDrafter(RecordingDrafter):
         *,
         is_failing: Callable[[int], bool] = lambda _call: True,
         clock: ManualClock | None = None,
-        delay_s: float = 10.0,
+        delay_s: float = 60.0,
         unknown_token: int = 2**31,
         name: str = "faulty",
     ) -> None:

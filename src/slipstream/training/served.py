@@ -14,6 +14,8 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.training.conversations import Conversation, Message, hash_of
 from slipstream.training.settings import NetSettings
 
+_NUM_REQUESTS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class ServedRow:
@@ -61,6 +63,7 @@ def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[s
     """
     kind = "dflash" if net.family == "dflash2" else net.family
     max_draft_len = shape.max_draft_len or net.max_draft_len
+    num_nodes = shape.num_nodes or max_draft_len * shape.num_children
     drafter = {
         "kind": kind,
         "source": source,
@@ -75,7 +78,10 @@ def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[s
         "speculation.drafters": [*({"kind": other} for other in shape.beside), drafter],
         "speculation.controller": "fixed",
         "speculation.max_draft_len": max_draft_len,
-        "speculation.max_draft_nodes": shape.num_nodes or max_draft_len * shape.num_children,
+        "speculation.max_draft_nodes": num_nodes,
+        "scheduler.max_num_requests": _NUM_REQUESTS,
+        # A step that is full would leave requests without drafts.
+        "scheduler.max_step_tokens": max(512, _NUM_REQUESTS * (num_nodes + 1)),
     }
 
 
