@@ -197,13 +197,21 @@ def hparams_of(path: Path) -> Hparams:
 
 def test_a_conversation_hits_the_snapshots_of_its_earlier_turns(tmp_path: Path) -> None:
     path = write_tiny_family(tmp_path, "qwen3_5")
-    rng = np.random.default_rng(0)
-    settings = TIGHT | {"memory.kv_bytes": "4MiB", "model.max_model_len": 512}
-    text: list[int] = []
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=10, ignore_eos=True)
+    check_conversation(path, "4MiB", 7, [params] * 12)
+
+
+def check_conversation(
+    path: Path, kv_bytes: str, num_new: int, turns: Sequence[SamplingParams]
+) -> None:
+    """Answers come back as prompts, `num_new` tokens behind each: they are those of plain
+    decoding, most of each prompt is found in the prefix cache, and nothing is left."""
+    rng = np.random.default_rng(0)
+    settings = TIGHT | {"memory.kv_bytes": kv_bytes, "model.max_model_len": 512}
+    text: list[int] = []
     with DraftingLLM(path, settings, []) as llm, tiny_llm(path, []) as plain:
-        for _ in range(12):
-            text += rng.integers(3, VOCAB_SIZE, 7).tolist()
+        for params in turns:
+            text += rng.integers(3, VOCAB_SIZE, num_new).tolist()
             before = llm.engine.kv.usage().num_hit_tokens
             answer = llm.generate([text], params)[0].token_ids
             found = llm.engine.kv.usage().num_hit_tokens - before

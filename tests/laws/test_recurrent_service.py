@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
-import numpy as np
 import pytest
 
 from slipstream.engine.messages import Tokens
@@ -18,13 +16,13 @@ from tests.laws.test_lossless_families import (
     DraftingLLM,
     KnowingDrafter,
     cases,
+    check_conversation,
     check_nothing_is_left,
     plain_answers,
     run_all,
     state_bytes,
 )
-from tests.support.tiny_families import VOCAB_SIZE, write_tiny_family
-from tests.support.tiny_llm import tiny_llm
+from tests.support.tiny_families import write_tiny_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,20 +34,11 @@ def test_thirty_turns_whose_answers_come_back_as_prompts_are_those_of_plain_deco
     tmp_path: Path, family: str
 ) -> None:
     path = write_tiny_family(tmp_path, family)
-    rng = np.random.default_rng(0)
-    settings: dict[str, Any] = {"memory.kv_bytes": "8MiB", "model.max_model_len": 512}
-    text: list[int] = []
-    with DraftingLLM(path, TIGHT | settings, []) as llm, tiny_llm(path, []) as plain:
-        for turn in range(NUM_TURNS):
-            params = SamplingParams(temperature=turn % 2, seed=turn, max_tokens=8, ignore_eos=True)
-            text += rng.integers(3, VOCAB_SIZE, 5).tolist()
-            before = llm.engine.kv.usage().num_hit_tokens
-            answer = llm.generate([text], params)[0].token_ids
-            found = llm.engine.kv.usage().num_hit_tokens - before
-            assert answer == plain.generate([text], params)[0].token_ids
-            assert len(text) < 24 or found >= len(text) - 24
-            text += answer
-        check_nothing_is_left(llm)
+    turns = [
+        SamplingParams(temperature=turn % 2, seed=turn, max_tokens=8, ignore_eos=True)
+        for turn in range(NUM_TURNS)
+    ]
+    check_conversation(path, "8MiB", 5, turns)
 
 
 @pytest.mark.parametrize("seed", range(2))

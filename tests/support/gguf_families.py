@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 
+from tests.support.gguf_files import add_metadata
+
 Values = npt.NDArray[np.float32]
 Named = Iterator[tuple[str, Values]]
 Json = dict[str, Any]  # Any: JSON
@@ -98,7 +100,7 @@ def write_family_gguf(
         metadata["block_count"] += 1
         metadata["nextn_predict_layers"] = 1
     for key, value in (metadata | dict(extra or {})).items():
-        _add(writer, f"{architecture}.{key}", value)
+        add_metadata(writer, f"{architecture}.{key}", value)
     writer.add_uint32("tokenizer.ggml.eos_token_id", config.get("eos_token_id", 2))
     tensors = {
         name.replace("model.language_model.", "model."): tensor.float()
@@ -297,19 +299,6 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         parts = [tensors[f"{start}.experts.{expert}.{end}"] for expert in range(count)]
         made[f"{start}.experts.{end}"] = torch.stack(parts)
     return made
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:  # Any: of JSON's kinds
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    else:
-        writer.add_uint32(key, value)
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, values: Values, matrix_type: str) -> None:

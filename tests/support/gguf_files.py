@@ -66,7 +66,7 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     metadata = _metadata(config, architecture) | (extra or {})
     for key, value in metadata.items():
-        _add(writer, key, value)
+        add_metadata(writer, key, value)
     tensors = _with_stacked_experts(load_file(checkpoint / "model.safetensors"), config)
     for name, tensor in tensors.items():
         values = _converted(name, tensor.float().numpy(), config, architecture)
@@ -121,8 +121,11 @@ def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     return metadata
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, str):
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:  # Any: of JSON's kinds
+    """Add a value as the type that files have for it."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from slipstream.errors import InvalidRequestError, TokenizerError
 from slipstream.tokenization.tokenizer import load_tokenizer
 from slipstream.weights.gguf_reader import read_gguf
+from tests.support.gguf_files import add_metadata
 from tests.support.tiny import CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, write_tiny_tokenizer
 from tests.unit.tokenization.vocabularies import Metadata, byte_level_metadata
 
@@ -39,12 +40,7 @@ def update_json(path: Path, **changes: Any) -> None:
 def write_gguf(path: Path, metadata: Metadata) -> None:
     writer = GGUFWriter(str(path), "llama")
     for key, value in metadata.items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_uint32(key, value)
+        add_metadata(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
