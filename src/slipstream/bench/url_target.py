@@ -41,10 +41,12 @@ class UrlTarget:
     def __init__(self, client: httpx.Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
+        model = str(self._get("/v1/models")["data"][0]["id"])
+        server = self._get("/version")
         self._facts: Json = {
             "url": str(client.base_url),
-            "model": str(self._get("/v1/models")["data"][0]["id"]),
-            "server": (server := self._get("/version")),
+            "model": model,
+            "server": server,
             "verification": server.get("verification") or "exact",
         }
 

@@ -11,6 +11,7 @@ from slipstream.engine.request import Request
 from slipstream.engine.step import Commit, StepReport
 from slipstream.errors import RequestError
 from slipstream.kv.cache import KvUsage
+from slipstream.kv.states import StateUsage
 from slipstream.observability.cpu_times import read_cpu_times
 from slipstream.observability.engine_metrics import DraftOutcome, EngineMetrics, StepTimes
 from slipstream.speculation.drafter import Drafter
@@ -62,21 +63,9 @@ class EngineObserver:
         """
         self.metrics.set_queue(num_running=num_running, num_waiting=num_waiting)
         for name, usage in usages.items():
-            pages = {
-                "free": usage.num_free,
-                "evictable": usage.num_evictable,
-                "leased": usage.num_leased,
-            }
-            self.metrics.set_kv_pages(name, pages)
+            self.metrics.set_kv_pages(name, _by_state(usage))
             if usage.states is not None:
-                states = usage.states
-                self.metrics.set_states(
-                    {
-                        "free": states.num_free,
-                        "evictable": states.num_evictable,
-                        "leased": states.num_leased,
-                    }
-                )
+                self.metrics.set_states(_by_state(usage.states))
         self.metrics.set_memory({"drafters": sum(item.memory_bytes() for item in self._drafters)})
 
     def filled(self, usage: KvUsage) -> None:
@@ -136,6 +125,15 @@ class EngineObserver:
         log.warning("request %s failed: %s", requests[0].submission_id, error.message)
         for request in requests:
             self.metrics.observe_finished("failed", now_s - request.group.arrival_s)
+
+
+def _by_state(usage: KvUsage | StateUsage) -> dict[str, int]:
+    """Pages, or states of recurrent layers, by what they are at the moment."""
+    return {
+        "free": usage.num_free,
+        "evictable": usage.num_evictable,
+        "leased": usage.num_leased,
+    }
 
 
 def _by_drafter(sources: Iterable[Iterable[str]]) -> dict[str, int]:

@@ -88,7 +88,7 @@ def _begin(path: Path, dataset: Dataset, reader: TargetReader) -> CacheManifest:
     present = read_cache_manifest(path)
     reader.identity.require_same(present.target, f"the features in {path}")
     update: dict[str, Any] = {"target": wanted.target}  # Any: a field has its own type
-    if _is_grown(dataset, present):
+    if present.dataset_sha256 != wanted.dataset_sha256 and _is_grown(dataset, present):
         update |= {"dataset_sha256": wanted.dataset_sha256}
     present = present.model_copy(update=update)
     if present.model_copy(update={"shards": ()}) != wanted:

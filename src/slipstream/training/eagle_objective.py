@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.models.drafts.eagle3 import Eagle3Net, Eagle3Rows
 from slipstream.models.drafts.load import AnyDraftNet
-from slipstream.models.drafts.parts import Context, LayerKv, empty_context
+from slipstream.models.drafts.parts import Context, LayerKv
 from slipstream.training.batch_blocks import AnchorRules, BlockLabels, choose_anchors, label_blocks
 from slipstream.training.head_loss import HeadTargets, LossScales, head_loss
 from slipstream.training.objective import Batch, DraftIds, Outcome, RowResults
@@ -26,14 +26,12 @@ class EagleBatch:
         places: [packs, blocks] int64 the row that starts a block: it knows the state at its own
             place and the token behind it, the block's anchor.
         labels: Of the blocks behind those anchors.
-        visible: [packs, len, len] bool which rows a row of step 0 sees.
         weights: [packs, blocks, steps] float32.
     """
 
     packs: Packs
     places: Tensor
     labels: BlockLabels
-    visible: Tensor
     weights: Tensor
 
     @property
@@ -71,13 +69,10 @@ class EagleObjective:
         anchors = choose_anchors(packs, self._anchors, seeds)
         labels = label_blocks(packs, anchors, self._num_steps)
         is_known = self._ids.of(labels.top_ids[..., 0]) >= 0
-        documents = packs.documents
-        is_same = documents.unsqueeze(1) == documents.unsqueeze(2)
         return EagleBatch(
             packs=packs,
             places=(anchors.places - 1).clamp_min(0),
             labels=labels,
-            visible=is_same.tril(),
             weights=labels.is_valid * is_known * self._decay,
         )
 
@@ -119,20 +114,12 @@ def _first_step(net: Eagle3Net, batch: EagleBatch) -> tuple[Eagle3Rows, Context]
     packs = batch.packs
     behind = torch.roll(packs.tokens, -1, 1)  # the last place of a document belongs to no block
     fused = net.fuse(packs.taps)
-    nothing = empty_context(net.hparams.body, len(behind), 1)
-    kept = net.keep(
-        behind.unsqueeze(1),
-        fused.unsqueeze(1),
-        packs.positions.unsqueeze(1),
-        nothing,
-        batch.visible.unsqueeze(1),
-    )
     rows = torch.arange(len(behind)).unsqueeze(1)
     is_in_front = torch.arange(behind.shape[1]) < batch.places.unsqueeze(-1)
     context = Context(
-        [LayerKv(layer.keys[:, 0], layer.values[:, 0]) for layer in kept],
+        [net.keep(behind, fused, packs.positions)],
         packs.positions,
-        batch.visible[rows, batch.places] & is_in_front,
+        batch.labels.context & is_in_front,
     )
     first = net.extend(
         behind[rows, batch.places].unsqueeze(-1),

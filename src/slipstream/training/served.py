@@ -8,7 +8,6 @@ from typing import Any
 
 from slipstream.engine.llm import LLM
 from slipstream.engine.messages import SpeculationStats
-from slipstream.errors import ConfigError
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.conversations import Conversation, Message, hash_of
@@ -70,10 +69,8 @@ def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[s
         "max_draft_len": max_draft_len,
         "min_score": 0.0,
     }
-    if net.family != "mtp":
+    if shape.num_children > 1:  # whoever drafts chains alone has no such setting
         drafter["num_children"] = shape.num_children
-    elif shape.num_children > 1:
-        raise ConfigError("mtp drafts chains", hint="leave out the number of children")
     return {
         "speculation.drafters": [*({"kind": other} for other in shape.beside), drafter],
         "speculation.controller": "fixed",

@@ -84,22 +84,17 @@ class Eagle3Net(DraftNet[Eagle3Hparams]):
 
     def keep(
         self,
-        tokens: Tensor,  # as in `extend`
+        tokens: Tensor,  # [..., rows] as in `extend`, and so the others
         hidden: Tensor,
         positions: Tensor,
-        context: Context,
-        own_visible: Tensor,
-    ) -> list[LayerKv]:
-        """Keys and values, by layer, of rows that only others read: far less than `extend`."""
-        x = hidden.float()
-        layers: list[LayerKv] = []
-        last = self.hparams.body.num_layers - 1
-        for index in range(last + 1):
-            x, normed = self._entered(index, x, tokens)
-            layers.append(self.keys_values(index, normed, positions))
-            if index < last:
-                x = self._layer(index, x, normed, positions, context, layers[-1], own_visible)
-        return layers
+    ) -> LayerKv:
+        """Keys and values of rows that only others read: far less than `extend`.
+
+        For nets of one layer, in which they depend on no other row.
+        """
+        assert self.hparams.body.num_layers == 1
+        _, normed = self._entered(0, hidden.float(), tokens)
+        return self.keys_values(0, normed, positions)
 
     def _entered(self, index: int, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream in front of a layer, and what its attention reads of it."""
