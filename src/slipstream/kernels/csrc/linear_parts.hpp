@@ -21,6 +21,8 @@ constexpr int STRIPS = 4;  // that are read side by side: memory gives more to s
 // once fill the core's line buffers, and its loads wait.
 class Ahead {
 public:
+    // Of nothing.
+    Ahead() : at_(nullptr), left_(0), second_(0), third_(0) {}
     // Of the strips [first, end).
     Ahead(const Matrix& m, int first, int end)
         : at_(m.tiles + first * strip_bytes(m)),
