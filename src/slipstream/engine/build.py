@@ -221,7 +221,7 @@ def _controller(config: Config, runner: Runner, clock: Clock) -> LengthControlle
     if not isinstance(control, CostControl) or not config.speculation.drafters:
         return FixedController()
     log.info("measuring what a step costs by its rows")
-    rows = [1, 2, 4, 8, 16, 32, 128]  # between the last two, time grows with rows
+    rows = [1, 2, 3, 4, 8, 16, 32, 128]  # between the last two, time grows with rows
     most = config.scheduler.max_step_tokens
     profile = profile_steps(runner, [count for count in rows if count <= most], clock)
     return CostController(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
@@ -18,36 +19,55 @@ class StepCost:
         decay: Weight that an old measurement keeps when a new one arrives.
     """
 
+    SHAPE_GAIN = 0.03  # weight of a new comparison of two sizes
+    MAX_RATIO = 2.0  # of a pass to what was expected, up or down, that is believed
+
     def __init__(self, profile: Mapping[int, float], decay: float = 0.9) -> None:
         if not profile:
             raise ValueError("a cost profile needs at least one measurement")
         self._rows = sorted(profile)
         self._seconds = [profile[rows] for rows in self._rows]
-        self._scale = 1.0
-        self._decay = decay
+        self._level = 1.0
+        self._level_gain = 1.0 - decay
+        self._last: tuple[int, float] | None = None
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a pass over `rows` rows."""
-        return self._scale * self._shape(rows)
+        low, high, share = self._around(rows)
+        seconds = self._monotone(low) * (1.0 - share) + self._monotone(high) * share
+        return self._level * seconds * max(rows / self._rows[-1], 1.0)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from one pass: the level follows the load (context length, other work).
+        """Learn from one pass.
 
-        The shape stays as profiled, so that one slow pass does not make its size look bad.
+        The level, which all sizes share, follows the load (context length, other work). How sizes
+        compare is learned from passes that follow each other, whose load is the same: a profile's
+        passes run colder than those of a stream of steps, and not all sizes by as much.
         """
-        ratio = seconds / self._shape(rows)
-        bounded = min(max(ratio, 0.5 * self._scale), 2.0 * self._scale)
-        self._scale = self._decay * self._scale + (1.0 - self._decay) * bounded
+        ratio = seconds / self.seconds(rows)
+        surprise = math.log(min(max(ratio, 1.0 / self.MAX_RATIO), self.MAX_RATIO))
+        if self._last is not None and self._last[0] != rows:
+            last_rows, last_surprise = self._last
+            difference = self.SHAPE_GAIN * (surprise - last_surprise) / 2.0
+            self._reshape(rows, difference)
+            self._reshape(last_rows, -difference)
+        self._last = rows, surprise
+        self._level *= math.exp(self._level_gain * surprise)
 
-    def _shape(self, rows: int) -> float:
+    def _reshape(self, rows: int, change: float) -> None:
+        low, high, share = self._around(rows)
+        self._seconds[low] *= math.exp((1.0 - share) * change)
+        self._seconds[high] *= math.exp(share * change)
+
+    def _around(self, rows: int) -> tuple[int, int, float]:
+        """The measured sizes next to `rows`, and how far it is from the first to the second."""
         index = bisect_left(self._rows, rows)
         if index == len(self._rows):
-            return self._monotone(index - 1) * rows / self._rows[-1]
+            return index - 1, index - 1, 0.0
         if index == 0 or self._rows[index] == rows:
-            return self._monotone(index)
+            return index, index, 0.0
         low, high = self._rows[index - 1], self._rows[index]
-        share = (rows - low) / (high - low)
-        return self._monotone(index - 1) * (1.0 - share) + self._monotone(index) * share
+        return index - 1, index, (rows - low) / (high - low)
 
     def _monotone(self, index: int) -> float:
         """No pass takes longer than a wider one does: what is slower was disturbed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -26,7 +27,7 @@ class BusyRunner:
         self.batches.append(batch)
 
 
-@pytest.mark.parametrize("disturbed", [range(0), range(7), range(3, 9), range(6, 11)])
+@pytest.mark.parametrize("disturbed", [range(0), range(9), range(5, 18), range(14, 29)])
 def test_a_busy_moment_at_start_spoils_no_measurement(disturbed: range) -> None:
     clock = ManualClock()
     runner = BusyRunner(clock, disturbed)
@@ -50,3 +51,11 @@ def test_wide_passes_are_measured_less_often_because_they_take_most_of_the_time(
     profile_steps(cast(Runner, runner), [1, 8, 128], clock)
     widths = [len(batch.tokens) for batch in runner.batches]
     assert widths.count(128) < widths.count(8) == widths.count(1)
+
+
+def test_a_size_is_measured_after_passes_of_its_own_size() -> None:
+    clock = ManualClock()
+    runner = BusyRunner(clock, range(0))
+    profile_steps(cast(Runner, runner), [1, 8], clock)
+    widths = [len(batch.tokens) for batch in runner.batches]
+    assert all((rows, rows) in pairwise(widths) for rows in (1, 8))

@@ -12,7 +12,7 @@ from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kernels.twins import block_twin, matrix_twin
 from tests.support.blocks import random_blocks
 
-_ROW_COUNTS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64)
+_ROW_COUNTS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 64)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
