@@ -19,6 +19,7 @@ from tests.support.draft_models import make_draft_model
 from tests.support.draft_nets import make_native_drafter, make_net_drafter
 from tests.support.drafters import committed, draft_context
 from tests.support.mtp import make_mtp_drafter
+from tests.support.native import native_kernels
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -53,6 +54,9 @@ CASES: dict[str, Callable[[], Drafter]] = {
     "dspark chain": lambda: make_net_drafter("dspark", name=NAME),
     "dspark tree": lambda: make_net_drafter("dspark", name=NAME, num_children=3),
     "mtp chain": lambda: make_mtp_drafter(name=NAME),
+    "mtp native chain": lambda: make_mtp_drafter(
+        name=NAME, kernels=native_kernels(), is_target_native=True
+    ),
     "eagle3 native chain": lambda: make_native_drafter("eagle3", name=NAME),
     "eagle3 native tree": lambda: make_native_drafter("eagle3", name=NAME, num_children=3),
     "dflash native chain": lambda: make_native_drafter("dflash", name=NAME),

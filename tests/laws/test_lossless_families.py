@@ -115,10 +115,10 @@ def cases() -> list[Case]:
     return made
 
 
-def plain_answers(path: Path, dtype: str) -> list[list[int]]:
-    """Each case alone, without cache or drafts."""
+def plain_answers(path: Path, dtype: str, asked: Sequence[Case] | None = None) -> list[list[int]]:
+    """Each case (None: those above) alone, without cache or drafts."""
     with tiny_llm(path, [], {"model.dtype": dtype, "memory.prefix_cache": False}) as llm:
-        return [llm.generate([case.prompt], case.params)[0].token_ids for case in cases()]
+        return [llm.generate([case.prompt], case.params)[0].token_ids for case in asked or cases()]
 
 
 def run_all(llm: LLM) -> list[list[int]]:

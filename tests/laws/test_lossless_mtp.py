@@ -29,6 +29,8 @@ from tests.laws.test_lossless_families import (
     run_all,
 )
 from tests.support.mtp import write_head_folder
+from tests.support.native import native_kernels
+from tests.support.tiny import write_tiny_checkpoint
 from tests.support.tiny_families import CONFIGS, VOCAB_SIZE, write_tiny_family
 from tests.support.tiny_llm import tiny_llm
 
@@ -36,13 +38,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Random heads are never sure, and their drafts are to be made all the same.
 MTP: dict[str, Any] = {"kind": "mtp", "min_score": 0.0, "max_draft_len": 3}
+HEADLESS = ("qwen3_moe", "llama")
 DRAFTERS: dict[str, list[Any]] = {"mtp": [MTP], "mtp and suffix": [MTP, "suffix"]}
 
 
 def with_mtp(path: Path, family: str, dtype: str, drafters: str) -> Mapping[str, Any]:
     """Settings; a family whose files have no head gets one from another folder."""
     head: dict[str, Any] = {"dtype": dtype}
-    if family == "qwen3_moe":
+    if family in HEADLESS:
         head["source"] = str(write_head_folder(path.parent / "head", path))
     chosen = [MTP | head, *DRAFTERS[drafters][1:]]
     return TIGHT | {"model.dtype": dtype, "speculation.drafters": chosen}
@@ -102,6 +105,29 @@ def test_preempted_requests_go_on_with_their_heads(tmp_path: Path, family: str) 
         metrics = llm.engine.call("metrics")
         assert isinstance(metrics, str)
         assert preemptions(metrics) > 0
+        assert not faults(llm)
+        check_nothing_is_left(llm)
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_heads_in_native_calls_under_pressure_give_the_plain_answers(
+    tmp_path: Path, drafters: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So few pages that requests are preempted, too."""
+    native_kernels()
+    path = write_tiny_checkpoint(tmp_path / "target", vocab_size=VOCAB_SIZE)
+    answers = plain_answers(path, "bfloat16")
+    texts = [[*case.prompt, *answer] for case, answer in zip(cases(), answers, strict=True)]
+    settings = dict(with_mtp(path, "llama", "bfloat16", drafters))
+    settings |= {"memory.kv_bytes": "64KiB", "memory.high_at": 1.0}
+    caplog.set_level("INFO", "slipstream.speculation")
+    with DraftingLLM(path, settings, [KnowingDrafter(texts)]) as llm:
+        assert "native calls draft" in caplog.text
+        for _ in range(2):  # the second time prompts come from the prefix cache
+            assert run_all(llm) == answers
+            llm.engine.check_integrity()
+        assert llm.engine.kv.usage().num_hit_tokens > 0
+        assert preemptions(str(llm.engine.call("metrics"))) > 0
         assert not faults(llm)
         check_nothing_is_left(llm)
 

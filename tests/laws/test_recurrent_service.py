@@ -1,14 +1,11 @@
-"""Targets with recurrent layers in service: long conversations, and requests that come and go."""
+"""Targets with recurrent layers in service: long conversations, metrics, little memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from slipstream.engine.messages import Tokens
 from slipstream.sampling.params import SamplingParams
 from tests.laws.test_lossless_families import (
     RECURRENT,
@@ -39,39 +36,6 @@ def test_thirty_turns_whose_answers_come_back_as_prompts_are_those_of_plain_deco
         for turn in range(NUM_TURNS)
     ]
     check_conversation(path, "8MiB", 5, turns)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", RECURRENT)
-def test_requests_that_come_and_go_at_random_never_change_each_others_answers(
-    tmp_path: Path, family: str, seed: int
-) -> None:
-    path, random = write_tiny_family(tmp_path, family), Random(seed)
-    answers = plain_answers(path, "float32")
-    texts = [[*case.prompt, *answer] for case, answer in zip(cases(), answers, strict=True)]
-    settings = TIGHT | {"memory.state_bytes": state_bytes(path, 4 + seed)}
-    with DraftingLLM(path, settings, [KnowingDrafter(texts)]) as llm:
-        streams: dict[int, Iterator[Tokens]] = {}
-        given: dict[int, list[int]] = {}
-        num_finished = 0
-        while num_finished < 12:
-            index = random.randrange(len(answers))
-            if index not in streams:
-                case = cases()[index]
-                streams[index], given[index] = llm.stream(case.prompt, case.params), []
-            elif random.random() < 0.05:
-                streams.pop(index).close()  # type: ignore[attr-defined]  # it is a generator
-                llm.engine.check_integrity()
-            elif (event := next(streams[index], None)) is not None:
-                given[index].extend(event.token_ids)
-                assert given[index] == answers[index][: len(given[index])]
-            else:
-                del streams[index]
-                assert given[index] == answers[index]
-                num_finished += 1
-        streams.clear()
-        llm.close()
-        check_nothing_is_left(llm)
 
 
 def test_metrics_tell_of_states_snapshots_and_replayed_rows(tmp_path: Path) -> None:

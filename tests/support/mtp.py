@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.cache import KvCache
 from slipstream.models.load import load_model, read_hparams
 from slipstream.models.mtp.load import load_heads
@@ -38,7 +39,7 @@ def write_head_folder(
         changes: Fields of config.json.
     """
     hparams = read_hparams(json.loads((target / "config.json").read_text()))
-    hidden, inner = hparams.hidden_size, 40
+    hidden, inner = hparams.hidden_size, 48
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -81,24 +82,37 @@ def write_head_folder(
     return path
 
 
-def make_mtp_drafter(*, name: str = "mtp", num_seats: int = 8) -> FedDrafter:
+def make_mtp_drafter(
+    *,
+    name: str = "mtp",
+    num_seats: int = 8,
+    kernels: KernelLibrary | None = None,
+    is_target_native: bool = False,
+    draft_token_ids: list[int] | None = None,
+    kv_dtype: torch.dtype = torch.float32,
+) -> FedDrafter:
     """A drafter with a tiny random head over made-up states.
 
     Args:
         num_seats: Requests that it can draft for at a time.
+        kernels: Multiply, in bfloat16; None is torch in float32.
+        is_target_native: With `kernels`, the target has them too, so that native calls draft.
     """
+    dtype = torch.float32 if kernels is None else torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_checkpoint(
             Path(folder) / "target", hidden_size=HIDDEN_SIZE, vocab_size=NET_VOCAB_SIZE
         )
-        target = load_model(open_checkpoint(path), torch.float32)
-        head = open_checkpoint(write_head_folder(Path(folder) / "head", path))
-        heads = load_heads(head, target, torch.float32)
+        target = load_model(
+            open_checkpoint(path), dtype, kernels=kernels if is_target_native else None
+        )
+        head = write_head_folder(Path(folder) / "head", path, draft_token_ids=draft_token_ids)
+        heads = load_heads(open_checkpoint(head), target, dtype, kernels)
     kv = KvCache(512, 4)
     num_spare = num_seats * num_seat_slots(4)
     parts = MtpParts(
         heads,
-        heads.storage(kv.num_slots + num_spare, torch.float32),
+        heads.storage(kv.num_slots + num_spare, kv_dtype),
         Sampler(VOCAB_SIZE, (EOS,)),
         max_len=512,
         num_spare_slots=num_spare,

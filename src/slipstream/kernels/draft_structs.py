@@ -79,6 +79,7 @@ class DraftNet(ctypes.Structure):
         ("confidence_scales", ctypes.c_void_p),
         ("embedding_norm", Norm),
         ("hidden_norm", Norm),
+        ("joining", Matrices),
         ("newest_hidden", ctypes.c_void_p),
         ("newest_normed", ctypes.c_void_p),
         ("first_spare_slot", ctypes.c_int64),

@@ -49,6 +49,7 @@ class PackedMatrix:
             of a block to 8 bit (`csrc/linear_int8.hpp`); bfloat16 tensors take
             bfloat16 always.
     Attributes:
+        library: The kernels that multiply.
         shape: (num_out, num_in); nbytes: As held.
         formats: Of each product that one call makes.
         activations: Likewise, how rows enter it.
@@ -61,7 +62,7 @@ class PackedMatrix:
         bias: Tensor | None = None,
         activations: Activations = "bfloat16",
     ) -> None:
-        self._library = library
+        self.library = library
         parts = _merged(parts)
         self._bias = None if bias is None else bias.float().contiguous()
         self.shape = (sum(part.shape[0] for part in parts), int(parts[0].shape[1]))
@@ -106,8 +107,8 @@ class PackedMatrix:
             product.out_stride, product.num_rows = out.stride(0), len(x)
             product.store = ADD_TO_FLOAT32 if adds else store
             first += matrix.num_out
-        self._library.functions.sl_linear(
-            self._library.isa, torch.get_num_threads(), products, len(products)
+        self.library.functions.sl_linear(
+            self.library.isa, torch.get_num_threads(), products, len(products)
         )
         return out
 
@@ -133,7 +134,7 @@ class PackedMatrix:
     def _piece(self, matrix: Matrix, offset: int, count: int) -> Matrix:
         assert offset % OUT_STEP == 0
         piece = Matrix.from_buffer_copy(matrix)
-        piece.tiles += self._library.functions.sl_packed_bytes(matrix.format, offset, matrix.num_in)
+        piece.tiles += self.library.functions.sl_packed_bytes(matrix.format, offset, matrix.num_in)
         if piece.bias is not None:
             piece.bias += offset * torch.float32.itemsize
         piece.num_out = count
@@ -149,7 +150,7 @@ class PackedMatrix:
         Only for a matrix in one part.
         """
         out = torch.empty(len(rows), self.shape[1])
-        self._library.functions.sl_read_rows(
+        self.library.functions.sl_read_rows(
             ctypes.byref(self.single()),
             ctypes.c_void_p(rows.data_ptr()),
             len(rows),

@@ -89,15 +89,15 @@ class NativeDecoder:
         self._windows = windows_of(hparams)
         self._structs = (structs.Layer * hparams.num_layers)()
         for struct, layer, params in zip(self._structs, layers, hparams.layers, strict=True):
-            _fill(struct, layer)
+            fill_layer(struct, layer)
             struct.plan = self._windows.index(params.window)
         self._plans = (structs.AttentionPlan * len(self._windows))()
         self._pass = self._constant_pass()
         self._storage: KvStorage | None = None
         self._num_positions = 0
         self._has_taps = False
-        matrices = [_matrix(linear) for layer in layers for linear in layer.linears()]
-        matrices.append(_matrix(head))
+        matrices = [matrix_of(linear) for layer in layers for linear in layer.linears()]
+        matrices.append(matrix_of(head))
         if embeddings is not matrices[-1]:
             matrices.append(embeddings)
         norms = [norm for layer in layers for norm in layer.norms()]
@@ -145,7 +145,7 @@ class NativeDecoder:
     def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """See `Model`."""
         out = torch.empty(len(normed), self.hparams.vocab_size)
-        return _matrix(self.head).multiply(normed.bfloat16(), out)
+        return matrix_of(self.head).multiply(normed.bfloat16(), out)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `Model`."""
@@ -158,7 +158,7 @@ class NativeDecoder:
         """What draft nets use of it."""
         scale = self._embedding_scale
         return PackedEnds(
-            self._embeddings, _matrix(self.head), 0.0 if scale is None else float(scale)
+            self._embeddings, matrix_of(self.head), 0.0 if scale is None else float(scale)
         )
 
     def _constant_pass(self) -> structs.Pass:
@@ -168,8 +168,8 @@ class NativeDecoder:
             layers=ctypes.addressof(self._structs),
             plans=ctypes.addressof(self._plans),
             embeddings=ctypes.addressof(self._embeddings.single()),
-            final_norm=_norm(self.final_norm),
-            head=_matrix(self.head).struct(),
+            final_norm=norm_struct(self.final_norm),
+            head=matrix_of(self.head).struct(),
             embedding_scale=0.0 if scale is None else float(scale),
             num_layers=hparams.num_layers,
             hidden_size=hparams.hidden_size,
@@ -239,28 +239,31 @@ def windows_of(hparams: Hparams) -> list[int | None]:
     return windows
 
 
-def _fill(struct: structs.Layer, layer: DecoderLayer) -> None:
+def fill_layer(struct: structs.Layer, layer: DecoderLayer) -> None:
+    """Point to a layer's weights; the layer is a plain one and its products are `NativeLinear`s."""
     mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mixer, Attention)
     assert isinstance(mlp, DenseMlp)
-    struct.input_norm = _norm(layer.input_norm)
-    struct.q_norm = _norm(mixer.q_norm)
-    struct.k_norm = _norm(mixer.k_norm)
-    struct.attention_output_norm = _norm(layer.mixer_output_norm)
-    struct.mlp_norm = _norm(layer.mlp_norm)
-    struct.mlp_output_norm = _norm(layer.mlp_output_norm)
-    struct.qkv = _matrix(mixer.qkv).struct()
-    struct.attention_output = _matrix(mixer.output).struct()
-    struct.gate_up = _matrix(mlp.gate_up).struct()
-    struct.down = _matrix(mlp.down).struct()
+    struct.input_norm = norm_struct(layer.input_norm)
+    struct.q_norm = norm_struct(mixer.q_norm)
+    struct.k_norm = norm_struct(mixer.k_norm)
+    struct.attention_output_norm = norm_struct(layer.mixer_output_norm)
+    struct.mlp_norm = norm_struct(layer.mlp_norm)
+    struct.mlp_output_norm = norm_struct(layer.mlp_output_norm)
+    struct.qkv = matrix_of(mixer.qkv).struct()
+    struct.attention_output = matrix_of(mixer.output).struct()
+    struct.gate_up = matrix_of(mlp.gate_up).struct()
+    struct.down = matrix_of(mlp.down).struct()
 
 
-def _norm(norm: RmsNorm | None) -> structs.Norm:
+def norm_struct(norm: RmsNorm | None) -> structs.Norm:
+    """A norm as C sees it; valid as long as `norm`."""
     if norm is None:
         return structs.Norm()
     return structs.Norm(norm.scale.data_ptr(), norm.eps, len(norm.scale))
 
 
-def _matrix(linear: Linear) -> PackedMatrix:
+def matrix_of(linear: Linear) -> PackedMatrix:
+    """What a `NativeLinear` multiplies with."""
     assert isinstance(linear, NativeLinear)
     return linear.matrix

@@ -15,6 +15,7 @@ from slipstream.speculation.learned.parts import num_request_slots
 from slipstream.speculation.tree import DraftTree
 from tests.support.draft_nets import FedDrafter, make_net_drafter, packed_net
 from tests.support.drafters import draft_context
+from tests.support.mtp import make_mtp_drafter
 from tests.support.native import native_kernels
 
 NETS = {
@@ -23,6 +24,11 @@ NETS = {
     "dspark": ("dspark", {}),
     "dspark without heads": ("dspark", {"markov_rank": 0, "enable_confidence_head": False}),
 }
+HEADS: dict[str, list[int] | None] = {
+    "mtp": None,
+    "mtp of some tokens": [3 * index + 1 for index in range(96)],
+}
+CHAINS = ("eagle3", *HEADS)
 DRAWS = {
     "greedy": SamplingParams(temperature=0.0),
     "sampled": SamplingParams(temperature=0.8, seed=3),
@@ -37,6 +43,19 @@ def pair(
     name: str, num_children: int, kv_dtype: torch.dtype = torch.float32, isa: str | None = None
 ) -> tuple[FedDrafter, FedDrafter]:
     """One net's drafter in torch and in native calls."""
+    if name in HEADS:
+        library = native_kernels(isa)
+        of_both = [
+            make_mtp_drafter(
+                num_seats=4,
+                kernels=library,
+                is_target_native=is_native,
+                draft_token_ids=HEADS[name],
+                kv_dtype=kv_dtype,
+            )
+            for is_native in (False, True)
+        ]
+        return of_both[0], of_both[1]
     family, changes = NETS[name]
     net = packed_net(native_kernels(isa), family, dict(changes))
     num_spare = 4 * num_request_slots(net.hparams, num_children, 4)
@@ -70,8 +89,10 @@ def assert_alike(trees: Sequence[DraftTree], expected: Sequence[DraftTree]) -> N
     assert difference <= 0.2 * total
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("num_children", [1, 3], ids=["chain", "tree"])
+SHAPES = [(name, count) for name in NETS for count in (1, 3)] + [(name, 1) for name in HEADS]
+
+
+@pytest.mark.parametrize(("name", "num_children"), SHAPES)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_native_calls_draft_what_torch_drafts(name: str, num_children: int, draw: str) -> None:
     in_torch, native = pair(name, num_children)
@@ -79,13 +100,13 @@ def test_native_calls_draft_what_torch_drafts(name: str, num_children: int, draw
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("name", ["eagle3", "dspark"])
+@pytest.mark.parametrize("name", ["eagle3", "dspark", "mtp"])
 def test_stored_keys_may_be_rounded(name: str, kv_dtype: torch.dtype) -> None:
     in_torch, native = pair(name, 1, kv_dtype)
     assert_alike(drafts(native, DRAWS["greedy"]), drafts(in_torch, DRAWS["greedy"]))
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", [*NETS, *HEADS])
 def test_every_instruction_set_drafts_the_same(name: str) -> None:
     _, best = pair(name, 3)
     _, portable = pair(name, 3, isa="portable")
@@ -101,11 +122,10 @@ def contexts(count: int) -> list[DraftContext]:
     ]
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("num_children", [1, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize(("name", "num_children"), SHAPES)
 def test_a_draft_does_not_depend_on_other_requests(name: str, num_children: int) -> None:
     """There are more requests than one call has spare slots for, and some draft less."""
-    asked = contexts(4 if name == "eagle3" else 6)
+    asked = contexts(4 if name in CHAINS else 6)
     asked[1] = replace(asked[1], max_draft_len=2)
     _, together = pair(name, num_children)
     _, alone = pair(name, num_children)
@@ -117,7 +137,7 @@ def test_a_draft_does_not_depend_on_other_requests(name: str, num_children: int)
 def test_requests_with_processors_get_drafts_beside_others() -> None:
     """What changes logits is torch's, reading what native calls have stored."""
     banned = SamplingParams(temperature=0.0, allowed_token_ids=tuple(range(1, 290, 2)))
-    for name in ("eagle3", "dspark"):
+    for name in ("eagle3", "dspark", "mtp"):
         in_torch, native = pair(name, 3)
         asked = [
             draft_context(TEXT[:40], request_id="plain", params=DRAWS["greedy"]),
@@ -128,8 +148,9 @@ def test_requests_with_processors_get_drafts_beside_others() -> None:
         assert all(token % 2 for token in trees[1].tokens)
 
 
-def test_more_requests_than_seats_take_turns() -> None:
-    _, native = pair("eagle3", 1)
+@pytest.mark.parametrize("name", CHAINS)
+def test_more_requests_than_seats_take_turns(name: str) -> None:
+    _, native = pair(name, 1)
     asked = contexts(9)
     assert [bool(tree) for tree in native.propose(asked)] == [False] * 5 + [True] * 4
     native.release([context.request_id for context in asked])

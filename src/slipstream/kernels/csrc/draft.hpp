@@ -9,7 +9,7 @@ namespace slipstream {
 // A net's weights and where it keeps its rows. What a kind of net lacks is null or 0.
 struct DraftNet {
     Pass pass;               // its layers, ends and storage; what changes with every pass is filled in
-    Matrices fusion;         // [hidden, num_taps * tap_size]
+    Matrices fusion;         // [hidden, num_taps * tap_size]; a chain net without reads one tap's norm
     Norm fusion_norm;        // of taps (chain nets) or of what comes out (block nets)
     const Matrices* context;  // by layer, keys and values of what was fused (block nets)
     const uint32_t* token_ids;  // [draft vocabulary] target's token of each
@@ -18,6 +18,7 @@ struct DraftNet {
     const float* confidence;    // [hidden, and rank if the previous token is read]
     const float* confidence_scales;  // [drafts] factor on the estimate's logit, by depth
     Norm embedding_norm, hidden_norm;  // of the two halves that a chain net's first layer reads
+    Matrices joining;  // [hidden, 2 * hidden] from both to what it reads and adds to; null: it reads both
     float* newest_hidden;       // [seats, hidden] state of the newest committed row
     uint16_t* newest_normed;    // [seats, hidden] the same behind the final norm
     int64_t first_spare_slot;

@@ -1,4 +1,4 @@
-// Chain nets (EAGLE-3): row j pairs what is known behind token j with token j + 1, so it lies in the slot
+// Chain nets (EAGLE-3, multi-token-prediction heads): row j pairs what is known behind token j with token j + 1, so it lies in the slot
 // of position j + 1. The newest committed row has no slot yet: it lies in the first spare slot of its
 // request's seat, and rows of drafted nodes behind it.
 #include "draft.hpp"
@@ -66,12 +66,35 @@ void run_rows(const Pass& pass, const DraftNet& net, const Buffers& buffers, flo
         if (net.has_normed_residual) normalise_in_place(net, net.hidden_norm, state, member);
     }
     team_barrier();
-    run_layer(pass, 0, buffers, member, watch, inputs, 2 * hidden);
+    if (net.joining.num_parts) {
+        member.multiply(net.joining, inputs, 2 * hidden, pass.hidden, pass.num_rows, TO_F32,
+                        &pass.layers[0].qkv);
+        run_layer(pass, 0, buffers, member, watch);
+    } else {
+        run_layer(pass, 0, buffers, member, watch, inputs, 2 * hidden);
+    }
     for (int i = 1; i < pass.num_layers; i++) run_layer(pass, i, buffers, member, watch);
     for (int row = share.begin; row < share.end; row++) {
         float* state = pass.hidden + size_t(row) * hidden;
         member.kernels.normalise(pass.final_norm, state, normed + size_t(row) * hidden, {0, 1});
         if (net.recycles_normed) normalise_in_place(net, pass.final_norm, state, member);
+    }
+    team_barrier();
+}
+
+// By all threads: what committed rows read besides their tokens, of a net that fuses no taps.
+void read_states(const DraftNet& net, const CommittedRows& rows, float* out, const Member& member) {
+    const size_t size = net.tap_size;
+    const Share share = share_of(rows.num_rows(), member.thread, member.num_threads);
+    int row = 0;
+    for (int i = 0; i < rows.num_requests; i++) {
+        const Committed& request = rows.requests[i];
+        for (int j = 0; j < request.num_rows; j++, row++) {
+            if (row < share.begin || row >= share.end) continue;
+            const size_t from = request.rows ? request.rows[j] : request.first_row + j;
+            memcpy(out + row * size, rows.taps[0] + from * size, sizeof(float) * size);
+            normalise_in_place(net, net.fusion_norm, out + row * size, member);
+        }
     }
     team_barrier();
 }
@@ -150,8 +173,12 @@ void absorb_rows(int isa, int num_threads, const DraftNet& net, const CommittedR
     {
         team = &barrier;
         const Member member{kernels, team_thread(), team_size(), shared, attend_for(isa, pass.shape), &cut};
-        read_taps(net, committed, taps, member);
-        member.multiply(net.fusion, taps, width, pass.hidden, num_rows, TO_F32);
+        if (net.fusion.num_parts) {
+            read_taps(net, committed, taps, member);
+            member.multiply(net.fusion, taps, width, pass.hidden, num_rows, TO_F32);
+        } else {
+            read_states(net, committed, pass.hidden, member);
+        }
         run_rows(pass, net, buffers, embeddings, inputs, normed, member);
     }
     for (int i = 0, row = -1; i < committed.num_requests; i++) {

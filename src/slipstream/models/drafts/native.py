@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from slipstream.attention.backend import AttentionShape
 from slipstream.attention.native import fits, scale_addresses, struct_of
 from slipstream.kernels import draft_structs, structs
 from slipstream.kernels.matrix import OUT_STEP, PackedMatrix
-from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.hparams import (
     DFlash2Hparams,
     DFlashHparams,
@@ -24,6 +22,7 @@ from slipstream.models.drafts.hparams import (
 from slipstream.models.drafts.net import DraftNet
 from slipstream.models.drafts.packed import PackedProducts
 from slipstream.models.native_decoder import PackedEnds
+from slipstream.models.native_net import NativeNet, NetRoom
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj")
@@ -50,88 +49,43 @@ def is_native(hparams: DraftHparams) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NativeParts:
-    """What the structure of a net points to.
+class NativeDraftNet(NativeNet):
+    """A draft net whose products are packed and whose ends are native."""
 
-    Attributes:
-        net: Its products are packed and its ends native.
-        storage: Its keys and values.
-        first_spare_slot: Where slots for rows begin that are not committed.
-        seat_slots: How many of them a request has.
-        num_drawable: Target tokens from here on cannot be drawn.
-        rules: How much is drafted.
-    """
-
-    net: DraftNet[DraftHparams]
-    storage: KvStorage
-    first_spare_slot: int
-    seat_slots: int
-    num_drawable: int
-    rules: draft_structs.DraftRules
-
-
-class NativeNet:
-    """A net as C sees it, `struct`, and the memory that it points to."""
-
-    def __init__(self, parts: NativeParts) -> None:
-        net = parts.net
+    def __init__(self, net: DraftNet[DraftHparams], room: NetRoom) -> None:
         products, ends = net.products, net.ends.packed()
         assert isinstance(products, PackedProducts)
         assert ends is not None
         self._net = net
         self._products = products
-        self._storage = parts.storage
+        self._storage = room.storage
         self._norms: list[Tensor] = []
         hparams, body = net.hparams, net.hparams.body
         self._layers = (structs.Layer * body.num_layers)()
         for index, layer in enumerate(self._layers):
             self._fill(layer, index)
+        tables = [net.rotary.table(params.rotary) for params in body.layers]
+        super().__init__(products.library, self._layers, tables, body.head_dim)
         self._ends = self._packed_ends(ends)
         self._token_ids = np.ascontiguousarray(net.target_token_ids().numpy(), np.uint32)
         self.struct = draft_structs.DraftNet(
             passes=self._pass(),
             fusion=products.matrix("fc").struct(),
             token_ids=self._token_ids.ctypes.data,
-            first_spare_slot=parts.first_spare_slot,
-            rules=parts.rules,
+            first_spare_slot=room.first_spare_slot,
+            rules=room.rules,
             logit_scale=1.0,
-            num_drawable=parts.num_drawable,
+            num_drawable=room.num_drawable,
             num_taps=hparams.num_taps,
             tap_size=hparams.target_hidden_size,
-            seat_slots=parts.seat_slots,
+            seat_slots=room.seat_slots,
         )
-        self._num_positions = 0
         if isinstance(hparams, DFlashHparams):
             self._describe_block(hparams)
         if isinstance(hparams, DSparkHparams):
             self._describe_heads(hparams)
         if isinstance(hparams, Eagle3Hparams):
             self._describe_chain(hparams)
-
-    @property
-    def library(self) -> ctypes.CDLL:
-        """The kernels' functions."""
-        return self._products.library.functions
-
-    def arguments(self) -> tuple[int, int, object]:
-        """What every call begins with: instruction set, threads, the net."""
-        library = self._products.library
-        return library.isa, torch.get_num_threads(), ctypes.byref(self.struct)
-
-    def cover(self, num_positions: int) -> None:
-        """Have angles for positions below this."""
-        if num_positions <= self._num_positions:
-            return
-        body = self._net.hparams.body
-        offset = body.head_dim // 2 * torch.float32.itemsize
-        lens = []
-        for layer, params in zip(self._layers, body.layers, strict=True):
-            cos, sin = self._net.rotary.table(params.rotary).tables(num_positions - 1)
-            layer.cosines = cos.data_ptr()
-            layer.sines = sin.data_ptr() + offset  # a table's first half is negated
-            lens.append(len(cos))
-        self._num_positions = min(lens)
 
     def _fill(self, layer: structs.Layer, index: int) -> None:
         body, prefix = self._net.hparams.body, f"layers.{index}"

@@ -47,11 +47,11 @@ class PackedEmbedding:
     """
 
     def __init__(self, matrix: PackedMatrix, scale: float | None, *, is_heads: bool) -> None:
-        self._matrix = matrix
+        self.matrix = matrix
         self._scale = None if scale is None else torch.tensor(scale).bfloat16()
         self.nbytes = 0 if is_heads else matrix.nbytes
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """See `Embedding`."""
-        rows = self._matrix.read_rows(tokens)
+        rows = self.matrix.read_rows(tokens)
         return rows if self._scale is None else (rows.bfloat16() * self._scale).float()

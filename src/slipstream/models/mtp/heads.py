@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -11,14 +11,12 @@ from torch import Tensor
 
 from slipstream.attention.backend import AttentionBackend, Rows
 from slipstream.kv.storage import KvStorage
+from slipstream.models.drafts.parts import TokenEnds
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.block import DecoderLayer, LayerContext
 from slipstream.models.layers.linear import Linear
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable, Rotation
-
-Embed = Callable[[Tensor], Tensor]
-Vocabulary = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,7 @@ class MtpHead:
 
     Attributes:
         fusion: From embedding and state, both normalised, side by side, to the layer's input.
-        embed: [rows] int64 -> [rows, hidden] float32.
-        vocabulary: [rows, hidden] float32, behind the final norm -> [rows, draft_vocab] float32.
+        ends: Its embeddings, and its product with the tokens that it knows.
     """
 
     fusion: Linear
@@ -36,8 +33,7 @@ class MtpHead:
     hidden_norm: RmsNorm
     layer: DecoderLayer
     final_norm: RmsNorm
-    embed: Embed
-    vocabulary: Vocabulary
+    ends: TokenEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class MtpHeads:
         heads: In the order in which they draft.
         target_norm: The target's final norm.
         draft_token_ids: [draft_vocab] int64 target id of each token that they know; None for all.
-        own_bytes: Of matrices that `embed` and `vocabulary` do not share with the target.
+        own_bytes: Of matrices that their ends do not share with the target.
 
     Source: DeepSeek-V3 (arXiv:2412.19437), section 2.2; its published code and Qwen3-Next's.
     """
@@ -131,7 +127,7 @@ class MtpHeads:
         head, num_rows = self.heads[index], len(rows.tokens)
         positions, slots = _of_rows(rows.branches, num_rows)
         with torch.inference_mode():
-            embedded = head.embed(rows.tokens)
+            embedded = head.ends.embed(rows.tokens)
             if self._zeroes_first:
                 embedded = embedded.masked_fill((positions == 0).unsqueeze(1), 0.0)
             halves = head.embedding_norm(embedded), head.hidden_norm(rows.hidden)
@@ -141,13 +137,17 @@ class MtpHeads:
     def logits(self, index: int, hidden: Tensor) -> Tensor:
         """[rows, hidden] as `run` returns it -> [rows, draft_vocab] float32."""
         with torch.inference_mode():
-            return self.heads[index].vocabulary(hidden)
+            return self.heads[index].ends.head(hidden)
 
     def token_ids(self) -> Tensor:
         """[draft_vocab] int64 target id of each token that the heads know."""
         if self.draft_token_ids is not None:
             return self.draft_token_ids
         return torch.arange(self.hparams.vocab_size)
+
+    def rotary_table(self, params: RotaryParams) -> RotaryTable:
+        """Angles of layers that rotate like this."""
+        return self._tables[params]
 
     def _context(
         self, rows: MtpRows, positions: Tensor, slots: Tensor, storage: KvStorage

@@ -12,13 +12,17 @@ from torch import Tensor
 
 from slipstream.errors import WeightsError
 from slipstream.kernels.library import KernelLibrary
+from slipstream.kernels.matrix import PackedMatrix
 from slipstream.models.decoder import Model, attention_backend
+from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.vocabulary import read_token_ids
 from slipstream.models.hparams import Hparams
 from slipstream.models.layer_reader import LayerReader
-from slipstream.models.layers.embedding import TableEmbedding
+from slipstream.models.layers.embedding import Embedding, PackedEmbedding, TableEmbedding
+from slipstream.models.layers.linear import Linear
 from slipstream.models.load import read_hparams
-from slipstream.models.mtp.heads import Embed, MtpHead, MtpHeads, Vocabulary
+from slipstream.models.mtp.ends import HeadEnds
+from slipstream.models.mtp.heads import MtpHead, MtpHeads
 from slipstream.models.mtp.layout import HeadNames, MtpLayout, find_heads, without_heads
 from slipstream.models.weight_reader import Products, WeightReader
 from slipstream.weights.checkpoint import Checkpoint
@@ -161,7 +165,10 @@ class _HeadLoader:
     def load(self) -> MtpHeads:
         layout, hparams = self._described.layout, self._described.hparams
         token_ids = self._token_ids()
-        shared = None if token_ids is None else self._some_of_the_targets(token_ids)
+        lacks_own = any(not self._reader.has(names.vocabulary) for names in layout.heads)
+        shared = (
+            self._some_of_the_targets(token_ids) if token_ids is not None and lacks_own else None
+        )
         heads = [self._head(index, names, shared) for index, names in enumerate(layout.heads)]
         self._checkpoint.finish(layout.prefixes)
         loaded = MtpHeads(
@@ -181,7 +188,7 @@ class _HeadLoader:
         )
         return loaded
 
-    def _head(self, index: int, names: HeadNames, shared: Vocabulary | None) -> MtpHead:
+    def _head(self, index: int, names: HeadNames, shared: Linear | None) -> MtpHead:
         hidden = self._described.hparams.hidden_size
         return MtpHead(
             fusion=self._reader.linear({names.fusion: hidden}, 2 * hidden),
@@ -189,8 +196,11 @@ class _HeadLoader:
             hidden_norm=self._layers.norm(names.hidden_norm, hidden),
             layer=self._layers.layer(index, names.layer),
             final_norm=self._layers.norm(names.final_norm, hidden),
-            embed=self._embed(names.embeddings),
-            vocabulary=self._vocabulary(names.vocabulary, shared),
+            ends=HeadEnds(
+                ModelEnds(self._target),
+                self._embedding(names.embeddings),
+                self._vocabulary(names.vocabulary, shared),
+            ),
         )
 
     def _token_ids(self) -> Tensor | None:
@@ -204,22 +214,26 @@ class _HeadLoader:
             )
         return read_token_ids(self._checkpoint, names, vocab_size, known or vocab_size)
 
-    def _embed(self, name: str) -> Embed:
-        """The target's, unless the head has others."""
+    def _embedding(self, name: str) -> Embedding | None:
+        """None is the target's."""
         main = f"{self._described.hparams.weights_prefix}.embed_tokens.weight"
         own = self._own(name, main, self._described.hparams.vocab_size)
         if own is None:
-            return self._target.embed
-        self._own_bytes += own.nbytes
-        return TableEmbedding(own, None)
+            return None
+        embedding: Embedding
+        if self._reader.kernels is not None:
+            matrix = PackedMatrix(self._reader.kernels, [own])
+            embedding = PackedEmbedding(matrix, None, is_heads=False)
+        else:
+            embedding = TableEmbedding(own, None)
+        self._own_bytes += embedding.nbytes
+        return embedding
 
-    def _vocabulary(self, name: str, shared: Vocabulary | None) -> Vocabulary:
-        """The target's head or some rows of it, unless the head has others."""
+    def _vocabulary(self, name: str, shared: Linear | None) -> Linear | None:
+        """None is the target's; `shared` has some rows of it."""
         known = self._described.layout.draft_vocab_size or self._described.hparams.vocab_size
         own = self._own(name, "lm_head.weight", known)
-        if own is not None:
-            return self._product(own)
-        return shared or self._target.vocabulary_logits
+        return shared if own is None else self._product(own)
 
     def _own(self, name: str, main: str, num_rows: int) -> Tensor | None:
         """A matrix over tokens that the head has to itself.
@@ -237,7 +251,7 @@ class _HeadLoader:
                 return None
         return own.to(self._reader.dtype)
 
-    def _some_of_the_targets(self, token_ids: Tensor) -> Vocabulary:
+    def _some_of_the_targets(self, token_ids: Tensor) -> Linear:
         """Rows of the target's head; read through it, so that it may hold them in any format."""
         hidden = self._target.hparams.hidden_size
         rows = torch.empty(len(token_ids), hidden)
@@ -248,10 +262,13 @@ class _HeadLoader:
                 rows[:, first : first + _CHUNK] = columns[:, token_ids].t()
         return self._product(rows)
 
-    def _product(self, matrix: Tensor) -> Vocabulary:
-        linear = self._reader.linear_of([matrix.to(self._reader.dtype)])
+    def _product(self, matrix: Tensor) -> Linear:
+        reader = self._reader
+        # Native sums are float32 by themselves; torch's are in the type of the weights.
+        make = reader.linear_of if reader.kernels is None else reader.exact_linear_of
+        linear = make([matrix.to(reader.dtype)])
         self._own_bytes += linear.nbytes
-        return lambda hidden: linear(hidden.to(linear.dtype)).float()
+        return linear
 
 
 def _decoder_config(checkpoint: Checkpoint) -> dict[str, Any]:  # Any: JSON

@@ -11,14 +11,21 @@ import torch
 
 from slipstream.execution.batch import IntArray
 from slipstream.kernels import draft_structs
-from slipstream.models.drafts.hparams import DFlashHparams, DraftHparams, family_of
-from slipstream.models.drafts.native import NativeNet, NativeParts, is_native
+from slipstream.models.drafts.hparams import DFlashHparams, family_of
+from slipstream.models.drafts.native import NativeDraftNet, is_native
 from slipstream.models.drafts.packed import PackedProducts
-from slipstream.sampling.sampler import Sampler
+from slipstream.models.mtp.native import NativeHead
+from slipstream.models.mtp.native import obstacle as head_obstacle
+from slipstream.models.native_net import NativeNet, NetRoom
 from slipstream.speculation.confidence import LOGIT_DISAGREEMENT, NUM_RIVALS
 from slipstream.speculation.drafter import DraftContext, TargetRows
 from slipstream.speculation.growth import GrowthLimits
-from slipstream.speculation.learned.parts import DraftNetParts, DraftNetRules, num_request_slots
+from slipstream.speculation.learned.parts import (
+    DraftNetParts,
+    DraftNetRules,
+    MtpParts,
+    num_request_slots,
+)
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
 log = logging.getLogger("slipstream.speculation")
@@ -32,22 +39,40 @@ _NO_TOKENS = np.empty(0, np.int64)
 def native_net(parts: DraftNetParts, rules: DraftNetRules) -> NativeNet | None:
     """The parts' net for native calls; None where torch computes it, which is logged."""
     seat_slots = num_request_slots(parts.net.hparams, rules.num_children, rules.max_draft_len)
-    obstacle = _obstacle(parts, seat_slots)
-    if obstacle is not None:
-        log.info("torch drafts, which takes several times as long: %s", obstacle)
+    if not _is_native(_obstacle(parts, seat_slots), parts.needs.weight_bytes):
         return None
-    log.info("native calls draft with a net of %.1f MiB", parts.net.weight_bytes / 2**20)
-    return NativeNet(
-        NativeParts(
-            net=parts.net,
-            storage=parts.storage,
-            first_spare_slot=parts.storage.num_slots - parts.num_spare_slots,
-            seat_slots=seat_slots,
-            num_drawable=parts.sampler.vocab_size,
-            rules=draft_structs.DraftRules(
-                rules.least_score, LOGIT_DISAGREEMENT, rules.num_children, NUM_RIVALS
-            ),
-        )
+    return NativeDraftNet(parts.net, _room(parts, rules, seat_slots))
+
+
+def native_head(parts: MtpParts, rules: DraftNetRules, seat_slots: int) -> NativeNet | None:
+    """The same for a multi-token-prediction head.
+
+    Args:
+        seat_slots: Spare slots of a request.
+    """
+    if not _is_native(head_obstacle(parts.heads), parts.needs.weight_bytes):
+        return None
+    return NativeHead(parts.heads, _room(parts, rules, seat_slots))
+
+
+def _is_native(obstacle: str | None, num_bytes: int) -> bool:
+    """Say how a net drafts."""
+    if obstacle is None:
+        log.info("native calls draft with a net of %.1f MiB", num_bytes / 2**20)
+    else:
+        log.info("torch drafts, which takes several times as long: %s", obstacle)
+    return obstacle is None
+
+
+def _room(parts: DraftNetParts | MtpParts, rules: DraftNetRules, seat_slots: int) -> NetRoom:
+    return NetRoom(
+        storage=parts.storage,
+        first_spare_slot=parts.storage.num_slots - parts.num_spare_slots,
+        seat_slots=seat_slots,
+        num_drawable=parts.sampler.vocab_size,
+        rules=draft_structs.DraftRules(
+            rules.least_score, LOGIT_DISAGREEMENT, rules.num_children, NUM_RIVALS
+        ),
     )
 
 
@@ -75,11 +100,11 @@ class NativeCall:
         name: Source of the trees.
     """
 
-    def __init__(self, name: str, net: NativeNet, hparams: DraftHparams, sampler: Sampler) -> None:
+    def __init__(self, name: str, net: NativeNet, parts: DraftNetParts | MtpParts) -> None:
         self.net = net
         self._sources = frozenset((name,))
-        self._tap_layer_ids = hparams.tap_layer_ids or ()
-        self._eos = np.array(sampler.eos_token_ids, np.int64)
+        self._tap_layer_ids = parts.needs.target_layer_ids
+        self._eos = np.array(parts.sampler.eos_token_ids, np.int64)
         self._final_tokens: list[IntArray] = []
 
     def learn(

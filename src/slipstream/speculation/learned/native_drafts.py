@@ -8,14 +8,17 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from slipstream.models.drafts.native import NativeNet
+from slipstream.execution.batch import IntArray
 from slipstream.models.drafts.parts import LayerKv
+from slipstream.models.native_net import NativeNet
 from slipstream.speculation.drafter import DraftContext, TargetRows
 from slipstream.speculation.growth import GrowthLimits
+from slipstream.speculation.learned.begin import DraftingParts
 from slipstream.speculation.learned.eagle import OwnRow
 from slipstream.speculation.learned.native import Ask, NativeCall
-from slipstream.speculation.learned.parts import DraftNetParts
+from slipstream.speculation.learned.parts import DraftNetParts, MtpParts
 from slipstream.speculation.tree import EMPTY_TREE, DraftTree
 
 
@@ -30,7 +33,7 @@ def propose_each(
     contexts: Sequence[DraftContext],
     limits: Sequence[GrowthLimits | None],
     native: NativeProposer | None,
-    parts: DraftNetParts,
+    parts: DraftingParts,
     in_torch: Callable[[Sequence[Ask]], list[DraftTree]],
 ) -> list[DraftTree]:
     """A tree for each context: natively where nothing changes logits and no draws are wanted.
@@ -54,7 +57,7 @@ def propose_each(
     return trees
 
 
-def _is_plain(context: DraftContext, parts: DraftNetParts) -> bool:
+def _is_plain(context: DraftContext, parts: DraftingParts) -> bool:
     """Whether the best of the net's own logits are wanted, and not draws with their laws."""
     return not context.wants_laws and parts.sampler.takes_logits_as_they_are(context.params)
 
@@ -64,19 +67,19 @@ class NativeBlocks:
 
     def __init__(self, name: str, net: NativeNet, parts: DraftNetParts) -> None:
         self.net = net
-        self._call = NativeCall(name, net, parts.net.hparams, parts.sampler)
+        self._call = NativeCall(name, net, parts)
         self._most = parts.num_spare_slots // net.struct.seat_slots
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
         """Store what committed rows mean to the net."""
-        self._call.learn(self.net.library.sl_draft_inject, rows)
+        self._call.learn(self.net.functions.sl_draft_inject, rows)
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """See `NativeProposer`."""
         trees: list[DraftTree] = []
         for first in range(0, len(asks), self._most):
             some = asks[first : first + self._most]
-            trees += self._call.draft(self.net.library.sl_draft_blocks, some, range(len(some)))
+            trees += self._call.draft(self.net.functions.sl_draft_blocks, some, range(len(some)))
         return trees
 
 
@@ -99,12 +102,12 @@ class NativeChains:
     request that was heard of longest ago; that one drafts again after its next step.
     """
 
-    def __init__(self, name: str, net: NativeNet, parts: DraftNetParts) -> None:
+    def __init__(self, name: str, net: NativeNet, parts: DraftNetParts | MtpParts) -> None:
         self.net = net
-        self._call = NativeCall(name, net, parts.net.hparams, parts.sampler)
+        self._call = NativeCall(name, net, parts)
         self._storage = parts.storage
         num_seats = parts.num_spare_slots // net.struct.seat_slots
-        hidden = parts.net.hparams.body.hidden_size
+        hidden = net.struct.passes.hidden_size
         self._hidden = np.zeros((num_seats, hidden), np.float32)
         self._normed = np.zeros((num_seats, hidden), np.uint16)
         net.struct.newest_hidden = self._hidden.ctypes.data
@@ -119,12 +122,12 @@ class NativeChains:
         for first in range(0, len(items), most):
             some = items[first : first + most]
             seats = [self._take_seat(item) for item in some]
-            self._call.learn(self.net.library.sl_draft_absorb, some, seats)
+            self._call.learn(self.net.functions.sl_draft_absorb, some, seats)
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """See `NativeProposer`; every request has a newest row."""
         seats = [self._seats[context.request_id].index for context, _ in asks]
-        return self._call.draft(self.net.library.sl_draft_chains, asks, seats)
+        return self._call.draft(self.net.functions.sl_draft_chains, asks, seats)
 
     def knows(self, request_id: str, position: int) -> bool:
         """Whether the request's newest row is kept and is the one at `position`."""
@@ -133,15 +136,21 @@ class NativeChains:
 
     def newest(self, request_id: str) -> OwnRow:
         """The request's newest row, for torch."""
-        seat = self._seats[request_id].index
-        slot = torch.tensor([self.net.struct.first_spare_slot + seat * self.net.struct.seat_slots])
+        slots, hidden = self.seat_of(request_id)
+        seat, slot = self._seats[request_id].index, torch.from_numpy(slots[:1])
         layers = range(self._storage.num_layers)
         normed = torch.from_numpy(self._normed[seat].view(np.int16)).view(torch.bfloat16)
         return OwnRow(
-            hidden=torch.from_numpy(self._hidden[seat]),
+            hidden=hidden,
             normed=normed.float(),
             layers=[LayerKv(*self._storage.gather(layer, slot)) for layer in layers],
         )
+
+    def seat_of(self, request_id: str) -> tuple[IntArray, Tensor]:
+        """The request's spare slots, its newest row's first, and what rows behind that one read."""
+        seat, size = self._seats[request_id].index, self.net.struct.seat_slots
+        first = self.net.struct.first_spare_slot + seat * size
+        return np.arange(first, first + size), torch.from_numpy(self._hidden[seat])
 
     def release(self, request_id: str) -> None:
         """Forget the request's row."""
