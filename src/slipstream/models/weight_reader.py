@@ -137,7 +137,7 @@ class WeightReader:
             return linear
         return self._factory.make(_joined(parts), bias)
 
-    def exact_linear_of(self, parts: Sequence[Tensor]) -> Linear:
+    def exact_linear_of(self, parts: Sequence[StoredWeight]) -> Linear:
         """As `linear_of`, from and to float32: for products that decide something."""
         if self.kernels is not None:
             linear = NativeLinear(self.kernels, parts, dtype=torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,8 @@ from slipstream.models.drafts.hparams import (
     DSparkHparams,
     Eagle3Hparams,
 )
-from slipstream.weights.names import gguf_draft_name
+from slipstream.models.hparams import Hparams
+from slipstream.weights.names import gguf_draft_name, gguf_head_name
 
 GgufType = Literal["f32", "bf16", "q8_0", "q4_1", "q4_0"]
 Array = npt.NDArray[np.float32]
@@ -35,6 +37,7 @@ _TYPES = {
 }
 _BLOCK = 32  # values of a quantised block
 _FUSION = "fc.weight"
+_HEAD_ARCHITECTURE = "llama"  # whose layer it has
 
 
 def write_draft_gguf(
@@ -76,16 +79,58 @@ def write_draft_gguf(
     architecture = "eagle3" if is_eagle else "dflash"
     writer = gguf.GGUFWriter(path, architecture)
     _write_keys(writer, architecture, hparams)
-    for key, value in vocabulary.items():
+    stored = {name: gguf_draft_name(name) for name in parameters}
+    _write(_Content(writer, hparams, parameters, token_ids, vocabulary), stored, kind)
+
+
+def write_head_gguf(
+    path: Path,
+    hparams: DraftHparams,
+    parameters: Mapping[str, Tensor],
+    token_ids: Tensor | None,
+    kind: GgufType,
+    vocabulary: Mapping[str, Any],  # Any: values of GGUF's types
+    num_target_layers: int,
+) -> None:
+    """The same for a multi-token-prediction head: the layer behind a decoder that is not there.
+
+    Args:
+        parameters: By their names with `mtp.` in front.
+    """
+    writer = gguf.GGUFWriter(path, _HEAD_ARCHITECTURE)
+    writer.add_uint32(f"{_HEAD_ARCHITECTURE}.nextn_predict_layers", 1)
+    _write_body(writer, _HEAD_ARCHITECTURE, hparams.body, num_target_layers + 1)
+    own = {name.removeprefix("mtp."): tensor for name, tensor in parameters.items()}
+    stored = {name: gguf_head_name(name, num_target_layers) for name in own}
+    _write(_Content(writer, hparams, own, token_ids, vocabulary), stored, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a file gets besides the keys of its kind, which are written."""
+
+    writer: gguf.GGUFWriter
+    hparams: DraftHparams
+    parameters: Mapping[str, Tensor]
+    token_ids: Tensor | None
+    vocabulary: Mapping[str, Any]  # Any: values of GGUF's types
+
+
+def _write(content: _Content, stored: Mapping[str, str], kind: GgufType) -> None:
+    """Args:
+    stored: What each parameter is called in the file.
+    """
+    writer = content.writer
+    for key, value in content.vocabulary.items():
         _write_key(writer, key, value)
-    for name, tensor in parameters.items():
+    for name, tensor in content.parameters.items():
         values = tensor.detach().float().numpy()
-        if is_eagle:
-            values = _interleaved(name, values, hparams)
+        if isinstance(content.hparams, Eagle3Hparams):  # Llama's layer
+            values = _interleaved(name, values, content.hparams)
         is_coarse = name == _FUSION and kind != "f32"
-        _add(writer, gguf_draft_name(name), values, "bf16" if is_coarse else kind)
-    if token_ids is not None:
-        writer.add_tensor("d2t", token_ids.numpy())
+        _add(writer, stored[name], values, "bf16" if is_coarse else kind)
+    if content.token_ids is not None:
+        writer.add_tensor("d2t", content.token_ids.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -107,10 +152,9 @@ def _write_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
             writer.add_array(key, value)
 
 
-def _write_keys(writer: gguf.GGUFWriter, architecture: str, hparams: DraftHparams) -> None:
-    body = hparams.body
+def _write_body(writer: gguf.GGUFWriter, architecture: str, body: Hparams, num_layers: int) -> None:
     counts = {
-        "block_count": body.num_layers,
+        "block_count": num_layers,
         "context_length": body.max_positions,
         "embedding_length": body.hidden_size,
         "feed_forward_length": body.intermediate_size,
@@ -119,8 +163,16 @@ def _write_keys(writer: gguf.GGUFWriter, architecture: str, hparams: DraftHparam
         "attention.key_length": body.head_dim,
         "attention.value_length": body.head_dim,
         "vocab_size": body.vocab_size,
-        "target_hidden_size": hparams.target_hidden_size,
     }
+    for key, count in counts.items():
+        writer.add_uint32(f"{architecture}.{key}", count)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", body.norm_eps)
+    writer.add_float32(f"{architecture}.rope.freq_base", body.layers[0].rotary.theta)
+
+
+def _write_keys(writer: gguf.GGUFWriter, architecture: str, hparams: DraftHparams) -> None:
+    _write_body(writer, architecture, hparams.body, hparams.body.num_layers)
+    counts = {"target_hidden_size": hparams.target_hidden_size}
     if isinstance(hparams, Eagle3Hparams):
         writer.add_bool(f"{architecture}.norm_before_residual", hparams.has_normed_residual)
         writer.add_bool(f"{architecture}.norm_before_fc", hparams.has_input_norm)
@@ -142,8 +194,6 @@ def _write_keys(writer: gguf.GGUFWriter, architecture: str, hparams: DraftHparam
         writer.add_uint32(f"{architecture}.{key}", count)
     outputs = [layer + 1 for layer in hparams.tap_layer_ids or ()]
     writer.add_array(f"{architecture}.target_layers", outputs)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", body.norm_eps)
-    writer.add_float32(f"{architecture}.rope.freq_base", body.layers[0].rotary.theta)
 
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Array, kind: GgufType) -> None:

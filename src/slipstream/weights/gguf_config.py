@@ -88,7 +88,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": reader.require("context_length", int),
         "rms_norm_eps": shortest(reader.require("attention.layer_norm_rms_epsilon", float)),
         "rope_theta": shortest(reader.optional("rope.freq_base", 10000.0, float)),
-        "vocab_size": _vocab_size(file, architecture),
+        "vocab_size": _vocab_size(file, reader, architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_token_ids(file.metadata),
     }
@@ -100,7 +100,17 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         return config | draft_fields(file, reader)
     if architecture in HYBRID_ARCHITECTURES:
         return config | {"hidden_act": "silu"} | hybrid_fields(reader, model_type)
-    return config | _family_fields(file, reader, config)
+    return config | _family_fields(file, reader, config) | _prediction_fields(file, reader)
+
+
+def _prediction_fields(file: GgufFile, reader: MetadataReader) -> dict[str, Any]:
+    """Of multi-token-prediction heads, in the names of a file that holds nothing else."""
+    if not num_head_layers(reader):
+        return {}
+    fields = {"mtp_num_hidden_layers": num_head_layers(reader)}
+    if "d2t" in file.tensors:
+        fields["draft_vocab_size"] = file.tensors["d2t"].shape[0]
+    return fields
 
 
 def _head_fields(file: GgufFile, reader: MetadataReader, head_dim: int) -> dict[str, Any]:
@@ -120,12 +130,12 @@ def _head_fields(file: GgufFile, reader: MetadataReader, head_dim: int) -> dict[
     return fields
 
 
-def _vocab_size(file: GgufFile, architecture: str) -> int:
+def _vocab_size(file: GgufFile, reader: MetadataReader, architecture: str) -> int:
     """Rows of the embedding; a draft net that has none says so itself, or by its tokenizer."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         return embedding.shape[0]
-    if architecture in DRAFT_ARCHITECTURES:
+    if architecture in DRAFT_ARCHITECTURES or num_head_layers(reader):
         tokens = file.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, list) and tokens:
             return len(tokens)

@@ -13,6 +13,7 @@ from slipstream.weights.gguf_layers import (
     HEADS_BEHIND,
     HEADS_BESIDE,
     HYBRID_ARCHITECTURES,
+    LATENT_ARCHITECTURE,
     LAYERS,
     PLAIN_LAYER,
     WHOLE_NAMES,
@@ -97,7 +98,7 @@ def map_gguf_name(name: str, architecture: str, num_layers: int | None = None) -
         return Mapped(name)
     index, rest = int(match[1]), match[2]
     is_head = num_layers is not None and index >= num_layers
-    if is_head and architecture in HYBRID_ARCHITECTURES:
+    if is_head and architecture != LATENT_ARCHITECTURE:
         prefix = f"mtp.layers.{index - (num_layers or 0)}"
     else:
         prefix = f"model.layers.{index}"
@@ -123,7 +124,7 @@ def map_gguf_name(name: str, architecture: str, num_layers: int | None = None) -
 def _map_head_name(name: str, rest: str, prefix: str, architecture: str) -> Mapped:
     """As `map_gguf_name`, for what a multi-token-prediction head has besides its layer."""
     part, _, kind = rest.rpartition(".")
-    is_beside = architecture in HYBRID_ARCHITECTURES
+    is_beside = architecture != LATENT_ARCHITECTURE
     names = HEADS_BESIDE if is_beside else HEADS_BEHIND
     if part not in names:
         return Mapped(name)
@@ -160,6 +161,19 @@ def gguf_draft_name(name: str) -> str:
         public: stored for stored, public in (_DRAFT_KERNEL if is_kernel else _DRAFT_LAYER).items()
     }
     return f"blk.{match[1]}.{parts[match[2]]}{'' if is_kernel else match[3]}"
+
+
+def gguf_head_name(name: str, num_layers: int) -> str:
+    """The same for a multi-token-prediction head's parameter, in a file of its own.
+
+    Args:
+        name: Behind `mtp.`.
+        num_layers: Of the decoder that it is for; the head's layer is the one behind.
+    """
+    layer, _, kind = name.removeprefix("layers.0.").rpartition(".")
+    known = PLAIN_LAYER if name.startswith("layers.0.") else HEADS_BESIDE
+    stored = {public: part for part, public in known.items()}
+    return f"blk.{num_layers}.{stored[layer]}.{kind}"
 
 
 def harmless_reason(name: str) -> str | None:

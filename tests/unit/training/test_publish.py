@@ -15,7 +15,7 @@ from slipstream.models.drafts.load import describe_checkpoint, load_draft
 from slipstream.models.drafts.mtp import MtpNet
 from slipstream.models.drafts.parts import empty_context
 from slipstream.models.mtp.heads import MtpRows
-from slipstream.models.mtp.load import load_heads
+from slipstream.models.mtp.load import describe_heads, load_heads, misfits
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.learned.mtp import chain_branch
 from slipstream.training.calibrate import calibrate
@@ -36,6 +36,7 @@ from slipstream.training.session import (
 )
 from slipstream.training.settings import Family
 from slipstream.weights.open import open_checkpoint
+from tests.support.native import native_kernels
 from tests.support.tiny_llm import tiny_llm
 from tests.support.training import (
     FAMILIES,
@@ -94,17 +95,20 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     assert told["provenance"] == {"command": "test"}
 
 
-def test_an_exported_head_computes_what_was_trained(target: TrainingTarget, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layout", "stored"), [("slipstream", "float32"), ("gguf", "f32")])
+def test_an_exported_head_computes_what_was_trained(
+    layout: Layout, stored: str, target: TrainingTarget, tmp_path: Path
+) -> None:
     run = saved_run("mtp", target, tmp_path)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for _, parameter in sorted(run.net.trained().items()):
             parameter += torch.randn(parameter.shape, generator=generator) * 0.1
-    export_run(run, target, tmp_path / "draft", "slipstream", "float32", {})
-    stored = open_checkpoint(tmp_path / "draft")
-    assert not [name for name in stored.names() if "lm_head" in name or "target_norm" in name]
+    export_run(run, target, tmp_path / "draft", layout, stored, {})
+    checkpoint = open_checkpoint(tmp_path / "draft")
+    assert not [name for name in checkpoint.names() if "lm_head" in name or "target_norm" in name]
 
-    heads = load_heads(stored, target.loaded.model, torch.float32)
+    heads = load_heads(checkpoint, target.loaded.model, torch.float32)
     ends = ModelEnds(target.loaded.model)  # a training rounds them
     parameters = run.net.copy_in(torch.float32).parameters
     hparams = run.net.hparams
@@ -131,11 +135,14 @@ def test_an_exported_head_computes_what_was_trained(target: TrainingTarget, tmp_
     torch.testing.assert_close(heads.logits(0, hidden), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layout", "stored"), [("slipstream", "bfloat16"), ("gguf", "q8_0"), ("gguf", "q4_0")]
+)
 def test_an_exported_head_drafts_and_changes_no_token(
-    target: TrainingTarget, tmp_path: Path
+    layout: Layout, stored: str, target: TrainingTarget, tmp_path: Path
 ) -> None:
     run = saved_run("mtp", target, tmp_path)
-    export_run(run, target, tmp_path / "draft", "slipstream", "bfloat16", {})
+    export_run(run, target, tmp_path / "draft", layout, stored, {})
     own = drafter_settings(run.record.settings.net, str(tmp_path / "draft"), DraftShape())
     prompts = [[11, 12, 13], [40, 41, 42, 43, 44, 45, 46], [200, 9]]
     path = Path(target.source)
@@ -151,13 +158,32 @@ def test_an_exported_head_drafts_and_changes_no_token(
             assert sum(item.num_draft_tokens for item in stats) > 60
 
 
-@pytest.mark.parametrize(("layout", "stored"), [("speculators", "float32"), ("gguf", "f32")])
 def test_a_head_in_a_layout_that_has_none_is_refused(
-    layout: Layout, stored: str, target: TrainingTarget, tmp_path: Path
+    target: TrainingTarget, tmp_path: Path
 ) -> None:
     run = saved_run("mtp", target, tmp_path)
-    with pytest.raises(ConfigError, match=f"layout {layout} has no multi-token-prediction head"):
-        export_run(run, target, tmp_path / "draft", layout, stored, {})
+    with pytest.raises(ConfigError, match="layout speculators has no multi-token-prediction head"):
+        export_run(run, target, tmp_path / "draft", "speculators", "float32", {})
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_a_head_in_blocks_is_held_in_them_with_a_trained_vocabulary(
+    kind: str, target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run("mtp", target, tmp_path)
+    run.net.parameters["lm_head.weight"].requires_grad_(True)
+    export_run(run, target, tmp_path / "draft", "gguf", kind, {})
+
+    checkpoint = open_checkpoint(tmp_path / "draft")
+    described = describe_heads(checkpoint)
+    assert described is not None
+    assert described.layout.draft_vocab_size == run.record.settings.net.draft_vocab_size
+    assert not misfits(described, target.loaded.model.hparams)
+    heads = load_heads(checkpoint, target.loaded.model, torch.bfloat16, native_kernels())
+    head = heads.heads[0]
+    products = {*head.layer.mixer.linears(), head.ends.vocabulary}  # type: ignore[attr-defined]  # HeadEnds
+    kernels = {name.rpartition(":")[2] for product in products for name in product.kernels}
+    assert kernels == {kind.upper()}
 
 
 def test_a_head_reads_the_last_layer_alone(target: TrainingTarget) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.errors import WeightsError
 from slipstream.kernels.library import KernelLibrary
-from slipstream.kernels.matrix import PackedMatrix
+from slipstream.kernels.matrix import PackedMatrix, StoredWeight
 from slipstream.models.decoder import Model, attention_backend
 from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.vocabulary import read_token_ids
@@ -225,6 +225,7 @@ class _HeadLoader:
             matrix = PackedMatrix(self._reader.kernels, [own])
             embedding = PackedEmbedding(matrix, None, is_heads=False)
         else:
+            assert isinstance(own, Tensor)
             embedding = TableEmbedding(own, None)
         self._own_bytes += embedding.nbytes
         return embedding
@@ -235,20 +236,22 @@ class _HeadLoader:
         own = self._own(name, "lm_head.weight", known)
         return shared if own is None else self._product(own)
 
-    def _own(self, name: str, main: str, num_rows: int) -> Tensor | None:
-        """A matrix over tokens that the head has to itself.
+    def _own(self, name: str, main: str, num_rows: int) -> StoredWeight | None:
+        """A matrix over tokens that the head has to itself, ready to multiply.
 
         Published checkpoints repeat the decoder's in every head: a copy is not loaded.
         """
         hidden = self._described.hparams.hidden_size
         if not self._reader.has(name):
             return None
+        if not self._reader.has(main) or self._checkpoint.shape(main) != (num_rows, hidden):
+            stored = self._reader.weight(name, num_rows, hidden)
+            return stored.to(self._reader.dtype) if isinstance(stored, Tensor) else stored
         own = self._reader.tensor(name, num_rows, hidden)
-        if self._reader.has(main) and self._checkpoint.shape(main) == own.shape:
-            if main not in self._compared:
-                self._compared[main] = self._reader.tensor(main, *own.shape)
-            if torch.equal(self._compared[main], own):
-                return None
+        if main not in self._compared:
+            self._compared[main] = self._reader.tensor(main, *own.shape)
+        if torch.equal(self._compared[main], own):
+            return None
         return own.to(self._reader.dtype)
 
     def _some_of_the_targets(self, token_ids: Tensor) -> Linear:
@@ -260,13 +263,13 @@ class _HeadLoader:
             for first in range(0, hidden, _CHUNK):
                 columns = self._target.vocabulary_logits(unit[first : first + _CHUNK])
                 rows[:, first : first + _CHUNK] = columns[:, token_ids].t()
-        return self._product(rows)
+        return self._product(rows.to(self._reader.dtype))
 
-    def _product(self, matrix: Tensor) -> Linear:
+    def _product(self, matrix: StoredWeight) -> Linear:
         reader = self._reader
         # Native sums are float32 by themselves; torch's are in the type of the weights.
         make = reader.linear_of if reader.kernels is None else reader.exact_linear_of
-        linear = make([matrix.to(reader.dtype)])
+        linear = make([matrix])
         self._own_bytes += linear.nbytes
         return linear
 
