@@ -16,20 +16,19 @@ from slipstream.config.model import ModelConfig
 from slipstream.doctor.forced import ForcedText
 from slipstream.engine.loading import load_target
 from slipstream.models.drafts.ends import ModelEnds
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.models.drafts.load import AnyDraftNet, load_draft
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.answers import Answer
 from slipstream.training.draft_files import our_config, write_draft_folder
-from slipstream.training.nets import FixedParts, TrainedNet
-from slipstream.training.objectives import objective_of
+from slipstream.training.nets import TrainedNet
 from slipstream.training.packing import arrange, cut_answers
 from slipstream.training.session import (
     TrainingTarget,
     open_source,
     start_net,
-    stored_parameters,
 )
-from slipstream.training.settings import Family
+from slipstream.training.start import FixedParts
 from slipstream.training.target import TargetReader
 from slipstream.training.trainer import Trainer
 from slipstream.training.workers import SingleWorker
@@ -90,7 +89,9 @@ def teach_target(path: Path) -> TaughtTarget:
     return TaughtTarget(source, target, answers, texts)
 
 
-def teach_net(family: Family, taught: TaughtTarget, path: Path, *, is_reduced: bool) -> TrainedNet:
+def teach_net(
+    family: DraftFamily, taught: TaughtTarget, path: Path, *, is_reduced: bool
+) -> TrainedNet:
     """Train a net until it knows the answers by heart; some seconds.
 
     Args:
@@ -114,7 +115,7 @@ def teach_net(family: Family, taught: TaughtTarget, path: Path, *, is_reduced: b
     fixed = FixedParts(token_ids, torch.ones(HIDDEN_SIZE * len(TAPS)))
     net = start_net(settings, taught.target, fixed)
     source = open_source(taught.target, dataset, TAPS, None)
-    objective = objective_of(settings, net)
+    objective = net.objective(settings)
     trainer = Trainer(net, objective, settings.fit, source, dataset.answers, SingleWorker())
     pieces = cut_answers(dataset.answers, range(len(dataset.answers)), _PACK_LEN)
     packs = arrange(pieces, _PACK_LEN, 0)
@@ -136,7 +137,7 @@ def write_taught(
         config, tensors: Fields of config.json and tensors that differ.
     """
     fields = our_config(net.hparams, taught.target.identity, torch.float32)
-    parameters = stored_parameters(net)
+    parameters = net.stored()
     write_draft_folder(path, fields, parameters, net.token_ids, torch.float32)
     (path / "config.json").write_text(json.dumps(fields | dict(config or {})))
     stored = load_file(path / "model.safetensors")

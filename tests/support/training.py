@@ -13,25 +13,21 @@ import torch
 from slipstream.clock import ManualClock
 from slipstream.config.model import ModelConfig
 from slipstream.engine.loading import load_target
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.training.acceptance import AcceptanceTally
 from slipstream.training.answers import Answer, append_answers
 from slipstream.training.dataset import ANSWERS_FILE, Dataset, open_dataset, write_manifest
+from slipstream.training.families.table import FAMILIES as TRAINED
 from slipstream.training.fit import Intervals, Reporting
-from slipstream.training.nets import FixedParts, TrainedNet
-from slipstream.training.objectives import objective_of
+from slipstream.training.nets import TrainedNet
 from slipstream.training.session import TrainingTarget, open_source, start_net
-from slipstream.training.settings import (
-    Family,
-    FitSettings,
-    NetSettings,
-    RunSettings,
-    default_losses,
-)
+from slipstream.training.settings import FitSettings, NetSettings, RunSettings
+from slipstream.training.start import FixedParts
 from slipstream.training.trainer import Trainer
 from slipstream.training.workers import SingleWorker, Workers
 from tests.support.tiny_llm import write_tiny_model
 
-FAMILIES: tuple[Family, ...] = ("dspark", "eagle3", "mtp", "dflash", "dflash2")
+FAMILIES: tuple[DraftFamily, ...] = ("dspark", "eagle3", "mtp", "dflash", "dflash2")
 VOCAB_SIZE = 320
 MASK_ID = 319
 PACK_LEN = 48
@@ -78,7 +74,7 @@ def write_dataset(
 
 
 def tiny_settings(
-    family: Family,
+    family: DraftFamily,
     net: dict[str, Any] | None = None,  # Any: fields of different types
     **fit: Any,  # Any: fields of FitSettings
 ) -> RunSettings:
@@ -106,7 +102,7 @@ def tiny_settings(
     }
     return RunSettings(
         net=NetSettings.model_validate(net_fields | (net or {})),
-        losses=default_losses(family),
+        losses=TRAINED[family].losses,
         fit=FitSettings.model_validate(fit_fields | fit),
     )
 
@@ -142,7 +138,7 @@ def trainer_of(
     """A trainer at its beginning, the target asked for its states online."""
     net = start_net(settings, target, fixed_parts(settings))
     source = open_source(target, dataset, settings.net.tap_layer_ids, None)
-    objective = objective_of(settings, net)
+    objective = net.objective(settings)
     return Trainer(net, objective, settings.fit, source, dataset.answers, workers or SingleWorker())
 
 

@@ -37,12 +37,13 @@ def cache(
     effective = load(config, settings, {"model.source": model})
     from slipstream.training.cache import build_cache, estimate_bytes
     from slipstream.training.dataset import open_dataset
+    from slipstream.training.families.family import spread_taps
     from slipstream.training.session import longest
     from slipstream.training.target import TargetReader
 
     target = open_target(effective)
     dataset = open_dataset(data, target.identity)
-    layers = choose_taps(taps, None, target.identity.num_layers)
+    layers = choose_taps(taps, None, spread_taps(target.identity.num_layers))
     reader = TargetReader(target.loaded, layers, top, longest(dataset))
     console = Console()
     console.print(

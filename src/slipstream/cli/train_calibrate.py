@@ -29,7 +29,6 @@ def calibrate(
     from slipstream.training.calibrate import calibrate as scale
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import measured
-    from slipstream.training.objectives import objective_of
     from slipstream.training.run_folder import write_json
     from slipstream.training.session import open_source, restore_run
 
@@ -40,7 +39,7 @@ def calibrate(
     source = open_source(target, dataset, chosen.net.tap_layer_ids, cache)
     results = measured(
         restored.net,
-        objective_of(chosen, restored.net),
+        restored.net.objective(chosen),
         chosen.fit,
         source,
         dataset.answers,

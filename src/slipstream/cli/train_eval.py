@@ -122,7 +122,6 @@ def _along_answers(
 ) -> list[EvaluationRow]:
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import evaluate as measure
-    from slipstream.training.objectives import objective_of
     from slipstream.training.session import open_source, restore_run
 
     target = open_target(config)
@@ -131,7 +130,7 @@ def _along_answers(
     chosen = restored.record.settings.to_measure()
     return measure(
         restored.net,
-        objective_of(chosen, restored.net),
+        restored.net.objective(chosen),
         chosen.fit,
         open_source(target, dataset, chosen.net.tap_layer_ids, cache),
         dataset.answers,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.distributed
@@ -19,12 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from slipstream.cli.training import choose_taps, provenance_of
 from slipstream.clock import SystemClock
 from slipstream.errors import ConfigError
-from slipstream.training.block_start import Lessons
 from slipstream.training.dataset import Dataset, Split, open_dataset
 from slipstream.training.draft_vocab import select_draft_tokens, unused_token
+from slipstream.training.families.family import AnyFamily
+from slipstream.training.families.table import FAMILIES
 from slipstream.training.fit import Intervals, Reporting, fit
-from slipstream.training.nets import FixedParts, TrainedNet
-from slipstream.training.objectives import objective_of
+from slipstream.training.nets import TrainedNet
 from slipstream.training.packing import Piece, arrange, cut_answers
 from slipstream.training.plot import write_plot
 from slipstream.training.publish import export_run, tell_story
@@ -37,15 +37,9 @@ from slipstream.training.session import (
     start_net,
     write_fixed,
 )
-from slipstream.training.settings import (
-    Family,
-    FitSettings,
-    LossSettings,
-    NetSettings,
-    RunSettings,
-    default_losses,
-)
+from slipstream.training.settings import FitSettings, LossSettings, NetSettings, RunSettings
 from slipstream.training.sources import FeatureSource
+from slipstream.training.start import FixedParts, Lessons
 from slipstream.training.tap_scales import NUM_MEASURED, tap_scales_of, usual_taps
 from slipstream.training.trainer import Trainer
 from slipstream.training.workers import DistributedWorkers, SingleWorker, Workers
@@ -133,9 +127,8 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
         fixed, net = _new_net(target, dataset, source, settings)
     if workers.rank == 0:
         write_fixed(folder, fixed)
-    trainer = Trainer(
-        net, objective_of(settings, net), settings.fit, source, dataset.answers, workers
-    )
+    objective = net.objective(settings)
+    trainer = Trainer(net, objective, settings.fit, source, dataset.answers, workers)
     provenance = provenance_of([])
     held_out = arrange(_pieces(dataset, "validation", settings.fit), settings.fit.pack_len, 0)
     title = f"{settings.net.family} for {target.identity.name}, {provenance['machine']['cpu']}"
@@ -176,16 +169,17 @@ def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOption
     Raises:
         ConfigError: A flag's value cannot be used.
     """
-    family = options.net.family
-    if family not in get_args(Family):
-        raise ConfigError(f'--family must be one of {", ".join(get_args(Family))}, got "{family}"')
+    named = options.net.family
+    family = next((item for item in FAMILIES.values() if item.name == named), None)
+    if family is None:
+        raise ConfigError(f'--family must be one of {", ".join(FAMILIES)}, got "{named}"')
     try:
-        net = _choose_net(target, dataset, options)
+        net = _choose_net(family, target, dataset, options)
         rate = options.learning_rate or _RATES.get(options.course["optimiser"], 1.0)
         fields = {"num_steps": options.num_steps or 1, "learning_rate": rate, **options.course}
         course = FitSettings.model_validate(fields)
         losses = LossSettings.model_validate(
-            default_losses(net.family).model_dump() | dict(map(_part, options.losses))
+            family.losses.model_dump() | dict(map(_part, options.losses))
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -207,21 +201,20 @@ def _part(text: str) -> tuple[str, str]:
     return name, scale
 
 
-def _choose_net(target: TrainingTarget, dataset: Dataset, options: FitOptions) -> NetSettings:
+def _choose_net(
+    family: AnyFamily, target: TrainingTarget, dataset: Dataset, options: FitOptions
+) -> NetSettings:
     flags, hparams = options.net, target.loaded.model.hparams
     mask = flags.mask_token
     if mask is None:
         mask = unused_token(dataset.answers, hparams.vocab_size)
-    is_eagle, is_mtp = flags.family == "eagle3", flags.family == "mtp"
-    taps = flags.taps
-    if is_mtp and taps is None and options.files.cache is None:
-        taps = str(hparams.num_layers - 1)
+    usual_layers = family.tap_layer_ids(hparams.num_layers)
     return NetSettings.model_validate(
         {
-            "family": flags.family,
-            "num_layers": flags.num_layers or (1 if is_eagle or is_mtp else 2),
-            "tap_layer_ids": choose_taps(taps, options.files.cache, hparams.num_layers),
-            "max_draft_len": flags.draft_len or (3 if is_mtp else 5),
+            "family": family.name,
+            "num_layers": flags.num_layers or family.num_layers,
+            "tap_layer_ids": choose_taps(flags.taps, options.files.cache, usual_layers),
+            "max_draft_len": flags.draft_len or family.max_draft_len,
             "draft_vocab_size": min(flags.draft_vocab, hparams.vocab_size),
             "intermediate_size": flags.intermediate or hparams.intermediate_size,
             "mask_token_id": mask,

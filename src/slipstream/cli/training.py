@@ -80,15 +80,17 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers)
 
 
-def choose_taps(text: str | None, cache: Path | None, num_layers: int) -> tuple[int, ...]:
-    """The layers that are asked for, those of a cache, or three spread over the depth."""
+def choose_taps(
+    text: str | None, cache: Path | None, otherwise: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The layers that are asked for, those of a cache, or `otherwise`."""
     if text is not None:
         return parse_layers(text)
     if cache is not None:
         from slipstream.training.shards import read_cache_manifest
 
         return read_cache_manifest(cache).tap_layer_ids
-    return tuple(sorted({num_layers // 6, num_layers // 2 - 1, max(num_layers - 4, 0)}))
+    return otherwise
 
 
 def conversation_of(prompt: Prompt) -> Conversation:

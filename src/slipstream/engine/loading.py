@@ -45,6 +45,7 @@ _FAMILIES: Mapping[str, tuple[DraftFamily, ...]] = {
     "eagle3": ("eagle3",),
     "dflash": ("dflash", "dflash2"),
     "dspark": ("dspark",),
+    "mtp": ("mtp",),
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KV_DTYPES = _DTYPES | {"int8": torch.int8}

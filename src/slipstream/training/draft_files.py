@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slipstream.models.drafts.hparams import (
-    DFlash2Hparams,
-    DFlashHparams,
-    DraftHparams,
-    DSparkHparams,
-    Eagle3Hparams,
-    MtpHparams,
-    family_of,
-)
+from slipstream.models.drafts.hparams import DraftHparams
 from slipstream.models.identity import TargetIdentity
+from slipstream.training.families.family import Json
+from slipstream.training.families.table import family_for
 from slipstream.training.run_folder import write_json
-
-Json = dict[str, Any]  # Any: JSON
-
-_ARCHITECTURES = {
-    "eagle3": "LlamaForCausalLMEagle3",
-    "mtp": "LlamaForCausalLM",
-    "dflash": "DFlashDraftModel",
-    "dflash2": "DFlash2DraftModel",
-    "dspark": "Qwen3DSparkModel",
-}
-_SPECULATORS_NAMES = {
-    "eagle3": "Eagle3Speculator",
-    "dflash": "DFlashSpeculator",
-    "dflash2": "DFlash2Speculator",
-    "dspark": "DSparkSpeculator",
-}
 
 
 def write_draft_folder(
@@ -67,27 +44,13 @@ def write_draft_folder(
 
 def our_config(hparams: DraftHparams, target: TargetIdentity, dtype: torch.dtype) -> Json:
     """config.json of a net as `load_draft` reads it: DeepSpec's, z-lab's and SpecForge's fields."""
-    family = family_of(hparams)
-    config: Json = {
-        "architectures": [_ARCHITECTURES[family]],
+    family = family_for(hparams)
+    return {
+        "architectures": [family.architecture],
         **_body(hparams),
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "num_target_layers": target.num_layers,
+        **family.config_fields(hparams, target),
     }
-    if isinstance(hparams, MtpHparams):
-        return _mtp(config, target)
-    taps = list(hparams.tap_layer_ids or ())
-    match hparams:
-        case Eagle3Hparams():
-            config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in taps]
-        case DSparkHparams():
-            config |= _block(hparams) | _dspark(hparams) | {"target_layer_ids": taps}
-        case DFlashHparams():
-            config["dflash_config"] = {**_block(hparams), "target_layer_ids": taps}
-            config["is_causal"] = False
-    if isinstance(hparams, DFlash2Hparams):
-        config["dflash_config"] |= _dflash2(hparams)
-    return config
 
 
 def speculators_config(
@@ -98,39 +61,23 @@ def speculators_config(
     Args:
         target_source: Name under which a server finds the target.
     """
-    family = family_of(hparams)
-    config: Json = {
-        "architectures": [_SPECULATORS_NAMES[family]],
-        "speculators_model_type": family,
+    family = family_for(hparams)
+    num_drafts = family.served_draft_len(hparams)
+    return {
+        "architectures": [family.speculators_name],
+        "speculators_model_type": family.name,
         "speculators_config": {
-            "algorithm": family,
+            "algorithm": family.name,
             "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": _max_draft_len(hparams)}
-            ],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_drafts}],
             "verifier": {"name_or_path": target_source, "architectures": []},
         },
         "transformer_layer_config": _body(hparams),
         "torch_dtype": str(dtype).removeprefix("torch."),
         "draft_vocab_size": hparams.draft_vocab_size,
         "target_hidden_size": hparams.target_hidden_size,
+        **family.speculators_fields(hparams),
     }
-    outputs = [layer + 1 for layer in hparams.tap_layer_ids or ()]
-    if isinstance(hparams, Eagle3Hparams):
-        config |= {
-            "eagle_aux_hidden_state_layer_ids": outputs,
-            "norm_before_residual": hparams.has_normed_residual,
-            "norm_before_fc": hparams.has_input_norm,
-        }
-    else:
-        config["aux_hidden_state_layer_ids"] = outputs
-    if isinstance(hparams, DFlashHparams):
-        config |= _block(hparams) | {"sample_from_anchor": hparams.first_draft_row == 0}
-    if isinstance(hparams, DFlash2Hparams):
-        config |= _dflash2(hparams)
-    if isinstance(hparams, DSparkHparams):
-        config |= _dspark(hparams)
-    return config
 
 
 def config_vocab_size(config: Json) -> int:
@@ -138,20 +85,10 @@ def config_vocab_size(config: Json) -> int:
     return int(config.get("transformer_layer_config", config)["vocab_size"])
 
 
-def _max_draft_len(hparams: DraftHparams) -> int:
-    return hparams.max_draft_len if isinstance(hparams, DFlashHparams) else 3
-
-
-def _mtp(config: Json, target: TargetIdentity) -> Json:
-    """A decoder as deep as the target, with a head behind it and nothing else in its file."""
-    del config["num_target_layers"]
-    return config | {"num_hidden_layers": target.num_layers, "mtp_num_hidden_layers": 1}
-
-
 def _body(hparams: DraftHparams) -> Json:
     body = hparams.body
     return {
-        "model_type": "llama" if isinstance(hparams, Eagle3Hparams) else "qwen3",
+        "model_type": family_for(hparams).model_type,
         "hidden_size": body.hidden_size,
         "intermediate_size": body.intermediate_size,
         "num_hidden_layers": body.num_layers,
@@ -166,26 +103,4 @@ def _body(hparams: DraftHparams) -> Json:
         "vocab_size": body.vocab_size,
         "draft_vocab_size": hparams.draft_vocab_size,
         "tie_word_embeddings": False,
-    }
-
-
-def _block(hparams: DFlashHparams) -> Json:
-    return {"block_size": hparams.draft_block_len, "mask_token_id": hparams.mask_token_id}
-
-
-def _dspark(hparams: DSparkHparams) -> Json:
-    return {
-        "markov_rank": hparams.markov_rank,
-        "markov_head_type": hparams.markov_kind or "vanilla",
-        "enable_confidence_head": hparams.has_confidence,
-        "confidence_head_with_markov": hparams.confidence_reads_markov,
-    }
-
-
-def _dflash2(hparams: DFlash2Hparams) -> Json:
-    return {
-        "conv_kernel_size": hparams.conv_kernel_len,
-        "conv_group_size": hparams.conv_group_size,
-        "selector_rank": hparams.selector_rank,
-        "selector_top_k": hparams.selector_top_k,
     }

@@ -12,12 +12,13 @@ import torch
 
 from slipstream.errors import ConfigError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
-from slipstream.models.drafts.hparams import MtpHparams
 from slipstream.training.draft_files import our_config, speculators_config, write_draft_folder
-from slipstream.training.draft_gguf import GgufType, write_draft_gguf, write_head_gguf
+from slipstream.training.draft_gguf import GgufType, write_draft_gguf
+from slipstream.training.families.family import HEAD
+from slipstream.training.families.table import family_for
 from slipstream.training.gguf_vocabulary import vocabulary_keys
 from slipstream.training.run_folder import PROVENANCE_FILE, Progress, RunRecord, write_json
-from slipstream.training.session import RestoredRun, TrainingTarget, stored_parameters
+from slipstream.training.session import RestoredRun, TrainingTarget
 
 Layout = Literal["slipstream", "speculators", "gguf"]
 GGUF_FILE = "draft.gguf"
@@ -55,24 +56,16 @@ def export_run(
     if stored not in kinds:
         raise ConfigError(f"layout {layout} stores {', '.join(kinds)}; got {stored}")
     net = run.net
-    is_head = isinstance(net.hparams, MtpHparams)
-    if is_head and layout == "speculators":
-        raise ConfigError(
-            "layout speculators has no multi-token-prediction head by itself",
-            hint="use --layout slipstream or gguf",
-        )
-    parameters = stored_parameters(net)
-    hparams = replace(net.hparams, has_own_head="lm_head.weight" in parameters)
+    family_for(net.hparams).require_layout(layout)
+    parameters = net.stored()
+    hparams = replace(net.hparams, has_own_head=HEAD in parameters)
     path.mkdir(parents=True, exist_ok=True)
     if layout == "gguf":
         loaded = target.loaded
         vocabulary = vocabulary_keys(loaded.path, loaded.tokenizer, hparams.body.vocab_size)
         kind = GGUF_TYPES[stored]
-        content = (path / GGUF_FILE, hparams, parameters, net.token_ids, kind, vocabulary)
-        if is_head:
-            write_head_gguf(*content, target.identity.num_layers)
-        else:
-            write_draft_gguf(*content)
+        file = path / GGUF_FILE
+        write_draft_gguf(file, hparams, parameters, net.token_ids, kind, vocabulary)
     else:
         dtype = TENSOR_TYPES[stored]
         config = (

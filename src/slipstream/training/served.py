@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.engine.llm import LLM
+from slipstream.engine.loading import kind_of
 from slipstream.engine.messages import SpeculationStats
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
@@ -60,11 +61,10 @@ def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[s
         source: Folder of the exported drafter.
     Returns: Any: a setting's value has the setting's type.
     """
-    kind = "dflash" if net.family == "dflash2" else net.family
     max_draft_len = shape.max_draft_len or net.max_draft_len
     num_nodes = shape.num_nodes or max_draft_len * shape.num_children
     drafter = {
-        "kind": kind,
+        "kind": kind_of(net.family),
         "source": source,
         "max_draft_len": max_draft_len,
         "min_score": 0.0,

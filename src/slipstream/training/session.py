@@ -10,20 +10,17 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import ConfigError, WeightsError
-from slipstream.models.drafts.hparams import MtpHparams
-from slipstream.models.drafts.mtp import TARGET_NORM
 from slipstream.models.identity import TargetIdentity, identify
-from slipstream.training.block_start import Lessons
 from slipstream.training.dataset import Dataset
-from slipstream.training.nets import HEAD, FixedParts, TrainedNet, new_net
+from slipstream.training.nets import TrainedNet, new_net
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord, differences
 from slipstream.training.settings import RunSettings
 from slipstream.training.shards import CachedSource, read_cache_manifest
 from slipstream.training.sources import FeatureSource, OnlineSource
+from slipstream.training.start import FixedParts, Lessons, Start
 from slipstream.training.target import TargetReader, read_ends
 
 DEFAULT_NUM_TOP = 64
@@ -109,14 +106,10 @@ def start_net(
     lessons: Lessons | None = None,
 ) -> TrainedNet:
     """A net with the weights that a run begins with; see `new_net`."""
-    return new_net(
-        settings.net,
-        target.loaded.model,
-        read_ends(target.loaded),
-        fixed,
-        settings.fit.seed,
-        lessons,
-    )
+    model = target.loaded.model
+    final_norm = model.final_norm.scale.float()
+    start = Start(final_norm, read_ends(target.loaded), fixed, lessons)
+    return new_net(settings.net, model.hparams, start, settings.fit.seed)
 
 
 def restore_start(path: Path, target: TrainingTarget, settings: RunSettings) -> RestoredRun:
@@ -166,19 +159,3 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
         for name, parameter in net.trained().items():
             parameter.copy_(tensors[f"parameter/{name}"])
     return RestoredRun(path, record, fixed, net, progress)
-
-
-def stored_parameters(net: TrainedNet) -> dict[str, Tensor]:
-    """What a checkpoint of the net must hold; a head that is the target's own is left out.
-
-    So is a part of it, if whoever loads the net takes it from the target, as for MTP.
-    """
-    is_mtp = isinstance(net.hparams, MtpHparams)
-    is_shared = (net.token_ids is None or is_mtp) and not net.parameters[HEAD].requires_grad
-    if is_mtp:
-        return {
-            f"mtp.{name}": p
-            for name, p in net.parameters.items()
-            if name != TARGET_NORM and (name != HEAD or not is_shared)
-        }
-    return {name: p for name, p in net.as_run().items() if name != HEAD or not is_shared}

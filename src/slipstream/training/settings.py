@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Family = Literal["eagle3", "mtp", "dflash", "dflash2", "dspark"]
+from slipstream.models.drafts.hparams import DraftFamily
 
 
 class _Settings(BaseModel):
@@ -24,7 +24,7 @@ class NetSettings(_Settings):
         selector_rank: Width of the codebooks of DFlash 2.
     """
 
-    family: Family
+    family: DraftFamily
     num_layers: int = Field(ge=1)
     tap_layer_ids: tuple[int, ...] = Field(min_length=1)
     max_draft_len: int = Field(ge=1, le=31)
@@ -103,22 +103,3 @@ class RunSettings(_Settings):
         """The same with all text alike, repeated or not: what a drafter meets."""
         fit = self.fit.model_copy(update={"repeat_weight": 1.0})
         return self.model_copy(update={"fit": fit})
-
-
-def default_losses(family: Family) -> LossSettings:
-    """Losses that learn fast; docs/log.md says where they differ from the families' papers."""
-    if family == "eagle3":
-        return LossSettings(
-            label=0.0, soft=1.0, distance=0.0, confidence=0.0, selector=0.0, depth_decay=0.8
-        )
-    if family == "mtp":  # the decay is FastMTP's
-        return LossSettings(
-            label=0.0, soft=1.0, distance=0.0, confidence=0.0, selector=0.0, depth_decay=0.6
-        )
-    if family == "dspark":
-        return LossSettings(
-            label=0.0, soft=1.0, distance=0.0, confidence=0.1, selector=0.0, depth_decay=2.0
-        )
-    return LossSettings(
-        label=1.0, soft=0.0, distance=0.0, confidence=0.0, selector=1.0, depth_decay=4.0
-    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.training.nets import TrainedNet
-from slipstream.training.settings import Family
 from tests.support.trained_drafts import TaughtTarget, teach_net, teach_target
 
-TRAINED: tuple[Family, ...] = ("dspark", "eagle3")
+TRAINED: tuple[DraftFamily, ...] = ("dspark", "eagle3")
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
 @pytest.fixture(scope="session")
 def nets(
     taught: TaughtTarget, tmp_path_factory: pytest.TempPathFactory
-) -> dict[Family, TrainedNet]:
+) -> dict[DraftFamily, TrainedNet]:
     path = tmp_path_factory.mktemp("nets")
     return {
         family: teach_net(family, taught, path, is_reduced=family == "dspark") for family in TRAINED

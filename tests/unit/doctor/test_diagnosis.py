@@ -14,11 +14,10 @@ from torch import Tensor
 from slipstream.doctor.conventions import conventions_of, layers_read
 from slipstream.doctor.diagnosis import Diagnosis, diagnose, judge
 from slipstream.doctor.forced import ForcedText
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.models.drafts.initial import initial_parameters
 from slipstream.models.drafts.load import AnyDraftNet, net_class_of
 from slipstream.training.nets import TrainedNet
-from slipstream.training.session import stored_parameters
-from slipstream.training.settings import Family
 from tests.support.trained_drafts import (
     NUM_DRAFTS,
     TAPS,
@@ -38,16 +37,12 @@ class Broken:
 
 
 def norms_without_their_one(net: TrainedNet) -> dict[str, Tensor]:
-    return {
-        name: tensor.detach() - 1.0
-        for name, tensor in stored_parameters(net).items()
-        if "norm" in name
-    }
+    return {name: tensor.detach() - 1.0 for name, tensor in net.stored().items() if "norm" in name}
 
 
 def interleaved(net: TrainedNet) -> dict[str, Tensor]:
     found = {}
-    for name, tensor in stored_parameters(net).items():
+    for name, tensor in net.stored().items():
         if any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
             halves = tensor.detach().view(-1, 2, net.hparams.body.head_dim // 2, *tensor.shape[1:])
             found[name] = halves.transpose(1, 2).reshape(tensor.shape)
@@ -102,7 +97,7 @@ def examined(net: AnyDraftNet, taught: TaughtTarget, *texts: ForcedText) -> Diag
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3"])
 def test_a_drafter_that_is_read_as_it_was_trained_is_well(
-    family: Family, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    family: DraftFamily, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     net = load_taught(write_taught(nets[family], taught, tmp_path), taught)
 
@@ -117,20 +112,20 @@ def test_a_drafter_that_is_read_as_it_was_trained_is_well(
 
 @pytest.mark.parametrize("broken", OF_DSPARK, ids=lambda broken: broken.convention)
 def test_a_broken_convention_of_a_block_drafter_is_named(
-    broken: Broken, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    broken: Broken, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     require_named("dspark", broken, nets["dspark"], taught, tmp_path)
 
 
 @pytest.mark.parametrize("broken", OF_EAGLE3, ids=lambda broken: broken.convention)
 def test_a_broken_convention_of_eagle_is_named(
-    broken: Broken, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    broken: Broken, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     require_named("eagle3", broken, nets["eagle3"], taught, tmp_path)
 
 
 def require_named(
-    family: Family, broken: Broken, trained: TrainedNet, taught: TaughtTarget, path: Path
+    family: DraftFamily, broken: Broken, trained: TrainedNet, taught: TaughtTarget, path: Path
 ) -> None:
     path = write_taught(trained, taught, path, broken.config(), broken.tensors(trained))
     net = load_taught(path, taught)
@@ -149,10 +144,10 @@ def require_named(
 @pytest.mark.parametrize(("moved", "convention"), [(1, "later"), (-1, "earlier")])
 @pytest.mark.parametrize("family", ["dspark", "eagle3"])
 def test_states_that_are_one_place_off_are_named(
-    family: Family,
+    family: DraftFamily,
     moved: int,
     convention: str,
-    nets: dict[Family, TrainedNet],
+    nets: dict[DraftFamily, TrainedNet],
     taught: TaughtTarget,
     tmp_path: Path,
 ) -> None:
@@ -167,7 +162,7 @@ def test_states_that_are_one_place_off_are_named(
 
 
 def test_a_draft_vocabulary_of_target_ids_that_is_read_as_offsets_is_named(
-    nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     net = load_taught(write_taught(nets["dspark"], taught, tmp_path), taught)
     assert net.draft_token_ids is not None
@@ -178,7 +173,7 @@ def test_a_draft_vocabulary_of_target_ids_that_is_read_as_offsets_is_named(
 
 
 def test_an_untrained_drafter_is_wrong_whatever_is_tried(
-    nets: dict[Family, TrainedNet], taught: TaughtTarget
+    nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget
 ) -> None:
     trained = nets["dspark"]
     generator = torch.Generator().manual_seed(3)
@@ -194,7 +189,7 @@ def test_an_untrained_drafter_is_wrong_whatever_is_tried(
 
 
 def test_too_few_drafts_are_no_verdict(
-    nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     net = load_taught(write_taught(nets["eagle3"], taught, tmp_path), taught)
     text = taught.texts[0]
@@ -205,7 +200,7 @@ def test_too_few_drafts_are_no_verdict(
 
 
 def test_only_layers_that_exist_are_read(
-    nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     config = {"target_layer_ids": [-1, 3]}
     net = load_taught(write_taught(nets["dspark"], taught, tmp_path, config), taught)

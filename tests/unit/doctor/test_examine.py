@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slipstream.cli.main import main
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.training.nets import TrainedNet
-from slipstream.training.settings import Family
 from tests.support.drafts import CONFIGS, tiny_tensors_of, write_draft
 from tests.support.tiny import write_tiny_tokenizer
 from tests.support.trained_drafts import MAX_TOKENS, TAPS, WORDS, TaughtTarget, write_taught
@@ -73,7 +73,7 @@ def dspark(path: Path, **fields: Any) -> dict[str, Any]:  # Any: settings
 
 
 def test_a_healthy_drafter_ends_with_status_0_and_its_numbers(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft")
 
@@ -104,7 +104,7 @@ def test_a_healthy_drafter_ends_with_status_0_and_its_numbers(
 
 
 def test_the_family_of_a_drafter_is_told_by_its_files(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     path = write_taught(nets["eagle3"], taught, tmp_path / "draft")
     told = doctor.run(None, "--drafter", str(path), "--all")
@@ -114,7 +114,7 @@ def test_the_family_of_a_drafter_is_told_by_its_files(
 
 
 def test_a_broken_convention_ends_with_status_1_and_a_hint(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     config = {"target_layer_ids": [layer + 1 for layer in TAPS]}
     path = write_taught(nets["dspark"], taught, tmp_path / "draft", config)
@@ -141,7 +141,7 @@ def test_a_drafter_for_another_target_leaves_the_rest_examined(
 
 
 def test_a_tokenizer_of_other_tokens_is_named(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft")
     write_tiny_tokenizer(path, 320)
@@ -153,7 +153,7 @@ def test_a_tokenizer_of_other_tokens_is_named(
 
 
 def test_a_drafter_of_another_kind_or_place_is_named(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft")
     told = doctor.run([dspark(path, kind="eagle3"), dspark(tmp_path / "nowhere", name="lost")])
@@ -163,7 +163,7 @@ def test_a_drafter_of_another_kind_or_place_is_named(
 
 
 def test_weights_that_a_drafter_was_not_trained_for_are_a_warning(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft")
     made_for = taught.target.identity.model_dump() | {"name": "other", "weights_digest": "0" * 16}
@@ -183,7 +183,7 @@ def test_a_target_that_is_not_there_is_told(doctor: Doctor, tmp_path: Path) -> N
 
 
 def test_without_acceptance_nothing_is_answered(
-    doctor: Doctor, nets: dict[Family, TrainedNet], taught: TaughtTarget, tmp_path: Path
+    doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft")
     told = doctor.run([dspark(path)], "--no-acceptance")
@@ -192,7 +192,7 @@ def test_without_acceptance_nothing_is_answered(
 
 
 def test_a_drafter_with_a_missing_tensor_is_named_though_its_headers_fit(
-    doctor: Doctor, taught: TaughtTarget, nets: dict[Family, TrainedNet], tmp_path: Path
+    doctor: Doctor, taught: TaughtTarget, nets: dict[DraftFamily, TrainedNet], tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft", {"num_hidden_layers": 2})
     told = doctor.run([dspark(path)])
@@ -201,7 +201,7 @@ def test_a_drafter_with_a_missing_tensor_is_named_though_its_headers_fit(
 
 
 def test_a_truncated_drafter_is_named(
-    doctor: Doctor, taught: TaughtTarget, nets: dict[Family, TrainedNet], tmp_path: Path
+    doctor: Doctor, taught: TaughtTarget, nets: dict[DraftFamily, TrainedNet], tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft")
     whole = path / "model.safetensors"

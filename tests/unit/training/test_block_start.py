@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from slipstream.models.drafts.dflash import BlockNet
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.training.answers import Answer
 from slipstream.training.block_objective import AnyBlockNet
-from slipstream.training.block_start import Lessons
 from slipstream.training.markov_start import markov_start
 from slipstream.training.objective import DraftIds
 from slipstream.training.session import TrainingTarget, start_net
-from slipstream.training.settings import Family
+from slipstream.training.start import Lessons
 from tests.support.training import VOCAB_SIZE, fixed_parts, tiny_settings, tiny_target
 
 CONTEXT_LEN, NUM_ROWS, HIDDEN = 24, 4, 32
-BLOCK_FAMILIES: tuple[Family, ...] = ("dspark", "dflash", "dflash2")
+BLOCK_FAMILIES: tuple[DraftFamily, ...] = ("dspark", "dflash", "dflash2")
 
 
 def answers_of(*texts: list[int]) -> list[Answer]:
@@ -72,7 +72,7 @@ def target(tmp_path: Path) -> TrainingTarget:
     return tiny_target(tmp_path)
 
 
-def started(family: Family, target: TrainingTarget, lessons: Lessons | None) -> AnyDraftNet:
+def started(family: DraftFamily, target: TrainingTarget, lessons: Lessons | None) -> AnyDraftNet:
     settings = tiny_settings(family)
     return start_net(settings, target, fixed_parts(settings), lessons).copy_in(torch.float32)
 
@@ -98,7 +98,7 @@ def weights_of_context(net: AnyBlockNet, taps: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", BLOCK_FAMILIES)
 def test_the_rows_of_a_block_look_at_the_nearest_context(
-    family: Family, target: TrainingTarget
+    family: DraftFamily, target: TrainingTarget
 ) -> None:
     lessons = some_lessons(HIDDEN * 2)
     net = started(family, target, lessons)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import ConfigError, WeightsError
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.training.dataset import Dataset
 from slipstream.training.fit import fit
 from slipstream.training.packing import arrange, cut_answers
@@ -16,7 +17,7 @@ from slipstream.training.plot import write_plot
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.schedule import PackStream, learning_rate
 from slipstream.training.session import TrainingTarget
-from slipstream.training.settings import Family, RunSettings
+from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Trainer
 from tests.support.training import (
     PACK_LEN,
@@ -59,7 +60,7 @@ def run(
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3"])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    family: Family, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+    family: DraftFamily, target: TrainingTarget, dataset: Dataset, tmp_path: Path
 ) -> None:
     settings = tiny_settings(family, dtype="bfloat16")
     whole = trainer_of(settings, target, dataset)

@@ -7,16 +7,17 @@ import torch
 
 from slipstream.models.drafts.dflash import BlockNet
 from slipstream.models.drafts.eagle3 import Eagle3Net
+from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.drafts.parts import Context, empty_context
 from slipstream.training.batch_blocks import BlockLabels
 from slipstream.training.block_objective import BlockBatch
 from slipstream.training.eagle_objective import EagleBatch
+from slipstream.training.families.table import FAMILIES as TRAINED
 from slipstream.training.objective import Batch, DraftIds, Outcome
-from slipstream.training.objectives import objective_of
 from slipstream.training.packing import Packs, arrange, build_packs, cut_answers
 from slipstream.training.session import TrainingTarget, open_source
-from slipstream.training.settings import Family, RunSettings, default_losses
+from slipstream.training.settings import RunSettings
 from tests.support.training import (
     FAMILIES,
     PACK_LEN,
@@ -49,7 +50,7 @@ def measured(
     settings: RunSettings, target: TrainingTarget, packs: Packs
 ) -> tuple[AnyDraftNet, Batch, Outcome]:
     net = tiny_net(settings, target)
-    objective = objective_of(settings, net)
+    objective = net.objective(settings)
     batch = objective.prepare(packs, range(len(packs.tokens)))
     running = net.copy_in(torch.float32)
     with torch.no_grad():
@@ -72,7 +73,7 @@ def overlap_of(
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 @pytest.mark.parametrize("family", ["dspark", "dflash"])
 def test_a_packed_block_drafts_as_it_would_alone(
-    family: Family, kind: str, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, kind: str, target: TrainingTarget, tmp_path: Path
 ) -> None:
     settings = tiny_settings(family, {"markov_kind": kind})
     packs = packs_of(target, tmp_path, settings)
@@ -104,7 +105,7 @@ def test_a_packed_block_drafts_as_it_would_alone(
 
 @pytest.mark.parametrize("family", ["eagle3", "mtp"])
 def test_an_unrolled_step_drafts_as_it_would_alone(
-    family: Family, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, target: TrainingTarget, tmp_path: Path
 ) -> None:
     settings = tiny_settings(family)
     packs = packs_of(target, tmp_path, settings)
@@ -140,7 +141,7 @@ def test_an_unrolled_step_drafts_as_it_would_alone(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_lowers_the_loss_and_raises_acceptance(
-    family: Family, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, target: TrainingTarget, tmp_path: Path
 ) -> None:
     settings = tiny_settings(family, num_steps=16)
     dataset = write_dataset(tmp_path / "data", target, counting_answers(12))
@@ -154,7 +155,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(
     loss_after = trainer.measure(packs, after)
 
     assert loss_after < loss_before
-    if default_losses(family).soft:  # what the target says, which here is not what the answers say
+    if TRAINED[family].losses.soft:  # what the target says, which here is not what the answers say
         assert after.sampled_length() > before.sampled_length()
     else:
         assert after.greedy_length() > before.greedy_length() + 0.2
@@ -162,7 +163,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(
 
 @pytest.mark.parametrize("family", ["dspark", "dflash2"])
 def test_recomputing_layers_changes_no_gradient(
-    family: Family, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, target: TrainingTarget, tmp_path: Path
 ) -> None:
     settings = tiny_settings(family)
     packs = packs_of(target, tmp_path, settings)
@@ -171,7 +172,7 @@ def test_recomputing_layers_changes_no_gradient(
         fit = settings.fit.model_copy(update={"recomputes": recomputes})
         chosen = settings.model_copy(update={"fit": fit})
         net = tiny_net(chosen, target)
-        objective = objective_of(chosen, net)
+        objective = net.objective(chosen)
         batch = objective.prepare(packs, range(len(packs.tokens)))
         objective.measure(net.copy_in(torch.float32), batch, 1.0).loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         gradients.append([p.grad for p in net.trained().values()])

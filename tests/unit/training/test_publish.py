@@ -10,7 +10,7 @@ import torch
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.models.drafts.ends import ModelEnds
-from slipstream.models.drafts.hparams import DSparkHparams, MtpHparams
+from slipstream.models.drafts.hparams import DraftFamily, DSparkHparams, MtpHparams
 from slipstream.models.drafts.load import describe_checkpoint, load_draft
 from slipstream.models.drafts.mtp import MtpNet
 from slipstream.models.drafts.parts import empty_context
@@ -21,7 +21,6 @@ from slipstream.speculation.learned.mtp import chain_branch
 from slipstream.training.calibrate import calibrate
 from slipstream.training.evaluate import evaluate, measured
 from slipstream.training.objective import RowResults
-from slipstream.training.objectives import objective_of
 from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.served import DraftShape, drafter_settings
@@ -31,10 +30,8 @@ from slipstream.training.session import (
     open_source,
     restore_run,
     start_net,
-    stored_parameters,
     write_fixed,
 )
-from slipstream.training.settings import Family
 from slipstream.weights.open import open_checkpoint
 from tests.support.native import native_kernels
 from tests.support.tiny_llm import tiny_llm
@@ -56,7 +53,7 @@ def target(tmp_path: Path) -> TrainingTarget:
     return tiny_target(tmp_path)
 
 
-def saved_run(family: Family, target: TrainingTarget, path: Path) -> RestoredRun:
+def saved_run(family: DraftFamily, target: TrainingTarget, path: Path) -> RestoredRun:
     """A run of no steps, saved and read again."""
     settings = tiny_settings(family)
     dataset = write_dataset(path / "data", target, counting_answers(12), share=0.5)
@@ -73,7 +70,7 @@ def saved_run(family: Family, target: TrainingTarget, path: Path) -> RestoredRun
 @pytest.mark.parametrize("layout", ["slipstream", "speculators"])
 @pytest.mark.parametrize("family", DRAFT_NETS)
 def test_an_exported_drafter_loads_as_the_net_that_was_trained(
-    family: Family, layout: Layout, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, layout: Layout, target: TrainingTarget, tmp_path: Path
 ) -> None:
     run = saved_run(family, target, tmp_path)
     story = tell_story(run.record, run.progress, {"command": "test"})
@@ -88,7 +85,7 @@ def test_an_exported_drafter_loads_as_the_net_that_was_trained(
     assert net.hparams == run.net.hparams
     assert net.draft_token_ids is not None
     assert torch.equal(net.draft_token_ids, run.net.token_ids)  # type: ignore[arg-type]  # reduced
-    for name, parameter in stored_parameters(run.net).items():
+    for name, parameter in run.net.stored().items():
         assert torch.equal(net.parameters[name], parameter), name
     told = json.loads((tmp_path / "draft/provenance.json").read_text())
     assert told["run"]["dataset_sha256"] == run.record.dataset_sha256
@@ -214,7 +211,7 @@ def test_an_exported_drafter_keeps_its_calibration(
 
 @pytest.mark.parametrize("family", DRAFT_NETS)
 def test_a_drafter_in_gguf_loads_as_the_net_that_was_trained(
-    family: Family, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, target: TrainingTarget, tmp_path: Path
 ) -> None:
     run = saved_run(family, target, tmp_path)
     export_run(run, target, tmp_path / "draft", "gguf", "f32", {})
@@ -223,7 +220,7 @@ def test_a_drafter_in_gguf_loads_as_the_net_that_was_trained(
     net = load_draft(checkpoint, target.loaded.model.hparams, run.net.ends, torch.float32)
 
     assert net.hparams == run.net.hparams
-    for name, parameter in stored_parameters(run.net).items():
+    for name, parameter in run.net.stored().items():
         assert torch.equal(net.parameters[name], parameter), name
 
 
@@ -262,7 +259,7 @@ def test_evaluation_tells_categories_and_temperatures_apart(
     dataset = write_dataset(tmp_path / "more", target, answers)
     settings = run.record.settings
     source = open_source(target, dataset, settings.net.tap_layer_ids, None)
-    objective = objective_of(settings, run.net)
+    objective = run.net.objective(settings)
     rows = evaluate(run.net, objective, settings.fit, source, answers, range(12), 3)
     assert [row.label for row in rows] == ["all, T = 0", "all, T > 0", "even", "odd"]
     assert rows[0].num_answers == 6
