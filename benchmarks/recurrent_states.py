@@ -181,6 +181,19 @@ class Bench:
         sequence.close()
         return taken
 
+    def keep_ms(self, draft_len: int, num_kept: int) -> float:
+        """Saying which drafts of a pass stay, and giving back the slots of the others."""
+        sequence = PagedSequence(self._runner, self._kv, "text")
+        sequence.extend([7] * 64)
+        times = []
+        for _ in range(REPEATS):
+            sequence.compute([9] * (1 + draft_len), range(-1, draft_len), num_known=1)
+            start = time.perf_counter()
+            sequence.keep(range(1 + num_kept))
+            times.append(time.perf_counter() - start)
+        sequence.close()
+        return statistics.median(times) * 1e3
+
     def copy_ms(self) -> float:
         """Copying one state of all layers, as a snapshot does."""
 
@@ -204,6 +217,8 @@ def by_draft_len(bench: Bench, rule: DeltaRule) -> list[Json]:
                 "bytes_of_a_state_for_each_row": (1 + draft_len) * bench.shape.bytes_per_state(0),
                 "pass_ms": plain_ms,
                 "pass_with_replay_ms": bench.pass_ms(draft_len, draft_len),
+                "roll_back_ms": bench.keep_ms(draft_len, 0),
+                "keep_ms": bench.keep_ms(draft_len, draft_len),
                 "rule_ms_of_all_layers": own_ms * bench.shape.num_layers,
                 "share_of_rule": own_ms * bench.shape.num_layers / plain_ms,
             }
