@@ -217,8 +217,6 @@ def by_draft_len(bench: Bench, rule: DeltaRule) -> list[Json]:
                 "bytes_of_a_state_for_each_row": (1 + draft_len) * bench.shape.bytes_per_state(0),
                 "pass_ms": plain_ms,
                 "pass_with_replay_ms": bench.pass_ms(draft_len, draft_len),
-                "roll_back_ms": bench.keep_ms(draft_len, 0),
-                "keep_ms": bench.keep_ms(draft_len, draft_len),
                 "rule_ms_of_all_layers": own_ms * bench.shape.num_layers,
                 "share_of_rule": own_ms * bench.shape.num_layers / plain_ms,
             }

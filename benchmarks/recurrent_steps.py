@@ -1,8 +1,8 @@
-"""Steps of a whole engine with a recurrent target, by the length of drafts.
+"""Memory and time of recurrent states by the length of drafts, and steps of a whole engine.
 
-The model of `recurrent_states.py` behind a drafter that knows the answer and says it, or lies, for
-nothing: what is measured is scheduling, the target's pass with replay, sampling, and commit. One
-request at a time. Run with:
+The model of `recurrent_states.py`. Its drafter knows the answer and says it, or lies, and takes no
+time: a step is scheduling, the target's pass with replay, sampling and commit. Keeping and rolling
+back are measured by themselves, behind a pass. One request at a time. Run with:
 
     python benchmarks/recurrent_steps.py --out benchmarks/recurrent-steps.json
 """
@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recurrent_states import DRAFT_LENS, VOCAB, write_model
+from recurrent_states import DRAFT_LENS, VOCAB, Bench, write_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream.bench.provenance import read_provenance
 from slipstream.clock import SystemClock
 from slipstream.engine.build import build_engine
 from slipstream.engine.llm import LLM
+from slipstream.kernels.library import KernelLibrary
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.drafter import DraftContext, DrafterNeeds, Observation
 from slipstream.speculation.tree import DraftTree
@@ -107,9 +108,23 @@ def step_ms(llm: LLM, num_tokens: int) -> tuple[float, list[int]]:
     return statistics.median(gaps) * 1e3, answer
 
 
+def state_costs(bench: Bench, draft_len: int) -> Json:
+    """Bytes of a request's state, and the time of what follows a pass over drafts."""
+    return {
+        "draft_len": draft_len,
+        "state_bytes": bench.shape.bytes_per_state(draft_len),
+        "bytes_of_a_state_for_each_row": (1 + draft_len) * bench.shape.bytes_per_state(0),
+        "roll_back_ms": bench.keep_ms(draft_len, 0),
+        "keep_ms": bench.keep_ms(draft_len, draft_len),
+        "pass_ms": bench.pass_ms(draft_len, 0),
+        "pass_with_replay_ms": bench.pass_ms(draft_len, draft_len),
+    }
+
+
 def measure(path: Path) -> list[Json]:
     """A line for each draft length."""
     drafter, lines = KnowingDrafter(), list[Json]()
+    bench = Bench(path, KernelLibrary(), max(DRAFT_LENS))
     settings = {
         "memory.kv_bytes": "32MiB",
         "memory.state_bytes": "96MiB",
@@ -124,7 +139,7 @@ def measure(path: Path) -> list[Json]:
         drafter.text = [*PROMPT, *answer]
         for drafter.draft_len in DRAFT_LENS:
             num_all = 2 + NUM_STEPS * (1 + drafter.draft_len)
-            line: Json = {"draft_len": drafter.draft_len}
+            line = state_costs(bench, drafter.draft_len)
             for name, drafter.is_right, count in (
                 ("all_kept_step_ms", True, num_all),
                 ("none_kept_step_ms", False, 2 + NUM_STEPS),
@@ -143,7 +158,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     command = [Path(sys.argv[0]).name, *arguments]
     provenance = read_provenance(["python", *command], [], SystemClock())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = write_model(Path(folder))
         write_tokenizer(path)
         lines = measure(path)
