@@ -37,12 +37,8 @@ from slipstream.engine.messages import SpeculationOptions
 from slipstream.sampling.params import SamplingParams
 
 PROMPT_LENS = (64, 256, 1024)
-NUM_TOKENS, KV_BYTES, REQUEST_LEN = 48, "128MiB", 512
-LOADS = [
-    *((1, draft_len, temperature) for draft_len in (1, 2, 3) for temperature in (0.0, 1.0)),
-    (4, 2, 0.0),
-    (16, 2, 0.0),
-]
+NUM_TOKENS, KV_BYTES, REQUEST_LEN = 40, "128MiB", 512
+LOADS = ((1, 1, 0.0), (1, 2, 0.0), (1, 3, 0.0), (1, 2, 1.0), (4, 2, 0.0), (16, 2, 0.0))
 """Streams, draft length, temperature."""
 
 Json = dict[str, Any]  # Any: JSON values
@@ -69,23 +65,31 @@ def step_and_draft_ms(llm: LLM) -> tuple[float, float]:
     return step, draft
 
 
-def prompt_costs(drafting: LLM, repeats: int) -> list[Json]:
-    """The head's share of reading prompts, each of which is read once."""
-    lines = []
-    for length in PROMPT_LENS:
-        taken = []
-        for repeat in range(repeats):
-            draw = random.Random(1000 * length + repeat)
-            prompt = [draw.randrange(100, 40000) for _ in range(length)]
-            before = step_and_draft_ms(drafting)
-            drafting.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1))
-            after = step_and_draft_ms(drafting)
-            taken.append((after[0] - before[0], after[1] - before[1]))
-        step_ms = min(step for step, _ in taken)
-        head_ms = min(head for _, head in taken)
-        line = {"prompt_len": length, "prompt_ms": step_ms, "head_ms": head_ms}
-        lines.append(line | {"head_share": head_ms / step_ms})
-    return lines
+def prompt_costs(drafting: LLM, length: int, repeats: int) -> Json:
+    """The head's share of reading prompts of one length, each of which is read once."""
+    taken = []
+    for repeat in range(repeats):
+        draw = random.Random(1000 * length + repeat)
+        prompt = [draw.randrange(100, 40000) for _ in range(length)]
+        before = step_and_draft_ms(drafting)
+        drafting.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1))
+        after = step_and_draft_ms(drafting)
+        taken.append((after[0] - before[0], after[1] - before[1]))
+    step_ms = min(step for step, _ in taken)
+    head_ms = min(head for _, head in taken)
+    return {
+        "prompt_len": length,
+        "prompt_ms": step_ms,
+        "head_ms": head_ms,
+        "head_share": head_ms / step_ms,
+    }
+
+
+def told(part: Json) -> Json:
+    """The same, printed."""
+    sys.stdout.write(f"{json.dumps(part)}\n")
+    sys.stdout.flush()
+    return part
 
 
 def memory_costs(plain: LLM, drafting: LLM) -> Json:
@@ -149,23 +153,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    command = ["python", *sys.argv[:1], *arguments]
+    command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]
     provenance = read_provenance(command, [], SystemClock())
     head = {"kind": "mtp", "source": options.head, "min_score": 0.0, "max_draft_len": 3}
     plain, drafting = engine(options.model, []), engine(options.model, [head])
     for llm in (plain, drafting):  # what comes first is slow
         llm.generate([[100] * 64], SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True))
-    memory = memory_costs(plain, drafting)
-    prompts = prompt_costs(drafting, options.repeats)
-    loads = [load_costs(plain, drafting, load, options.repeats) for load in LOADS]
-    results = {
+    results: Json = {
         "num_threads": torch.get_num_threads(),
-        "memory": memory,
-        "prompts": prompts,
-        "loads": loads,
+        "memory": told(memory_costs(plain, drafting)),
+        "prompts": [
+            told(prompt_costs(drafting, length, options.repeats)) for length in PROMPT_LENS
+        ],
+        "loads": [told(load_costs(plain, drafting, load, options.repeats)) for load in LOADS],
     }
-    for part in (memory, *prompts, *loads):
-        sys.stdout.write(f"{json.dumps(part)}\n")
     if options.out:
         document = {"provenance": asdict(provenance), "results": results}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
