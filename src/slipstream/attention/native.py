@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.attention.backend import AttentionShape, IntArray, KvReader, Rows
 from slipstream.kernels import structs
+from slipstream.kernels.address import address_of
 from slipstream.kernels.library import KernelLibrary
 
 _FEW_ROWS = 16
@@ -99,11 +100,11 @@ class NativePreparedAttention:
         self._slots = _joined([branch.slots for branch in branches])
         self._tiles = _tiles(branches)
         self.plan = structs.AttentionPlan(
-            self._tiles.ctypes.data,
-            self._rows.ctypes.data,
-            self._positions.ctypes.data,
-            self._slots.ctypes.data,
-            len(self._tiles),
+            ctypes.addressof(self._tiles),
+            address_of(self._rows),
+            address_of(self._positions),
+            address_of(self._slots),
+            len(self._tiles) // 3,
             window or 0,
         )
 
@@ -154,7 +155,7 @@ def scale_addresses(storage: KvTensors, layer: int) -> tuple[int | None, int | N
     return storage.key_scales[layer].data_ptr(), storage.value_scales[layer].data_ptr()
 
 
-def _tiles(branches: Sequence[Rows]) -> IntArray:
+def _tiles(branches: Sequence[Rows]) -> ctypes.Array[ctypes.c_int64]:
     """[tiles, 3] first row, number of rows, first slot; those with most keys come first."""
     tiles: list[tuple[int, int, int, int]] = []
     first_row = first_slot = 0
@@ -167,7 +168,8 @@ def _tiles(branches: Sequence[Rows]) -> IntArray:
         first_row += num_rows
         first_slot += len(branch.slots)
     tiles.sort(key=itemgetter(0))
-    return np.array([tile[1:] for tile in tiles], np.int64).reshape(-1, 3)
+    numbers = [number for tile in tiles for number in tile[1:]]
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:

@@ -19,6 +19,7 @@ from slipstream.attention.native import (
 )
 from slipstream.errors import WeightsError
 from slipstream.kernels import structs
+from slipstream.kernels.address import address_of
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kv.storage import KvStorage
@@ -211,11 +212,11 @@ class NativeDecoder:
             assert isinstance(prepared, NativePreparedAttention)
             self._plans[index] = prepared.plan
         arguments = self._pass
-        arguments.tokens = inputs.tokens.ctypes.data
-        arguments.positions = inputs.positions.ctypes.data
-        arguments.slots = inputs.slots.ctypes.data
-        arguments.logit_rows = inputs.logit_rows.ctypes.data
-        arguments.logits = logits.ctypes.data
+        arguments.tokens = address_of(inputs.tokens)
+        arguments.positions = address_of(inputs.positions)
+        arguments.slots = address_of(inputs.slots)
+        arguments.logit_rows = address_of(inputs.logit_rows)
+        arguments.logits = address_of(logits)
         arguments.num_rows = len(inputs.tokens)
         arguments.num_logit_rows = len(inputs.logit_rows)
         self._kernels.functions.sl_pass(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream.kernels.address import address_of
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.structs import DRAW, DrawCall
 from slipstream.sampling.noise import FloatArray, IntArray
@@ -160,7 +161,7 @@ class NativeRows:
         columns: IntArray | None = None,
     ) -> None:
         """Fill in what rows share with `call` and run it; `lens` are of the rows' places."""
-        base, stride = logits.ctypes.data, logits.strides[0]
+        base, stride = address_of(logits[0]), logits.strides[0]
         held: list[object] = []  # until the kernel has read them
         seen = {} if columns is not None else _seen(rows, held)
         for number, (row, request, processors, nodes) in enumerate(rows):
@@ -175,7 +176,7 @@ class NativeRows:
                 *edits.addresses(),
                 tokens.tokens,
                 tokens.counts,
-                nodes.ctypes.data if nodes is not NO_NODES else 0,
+                address_of(nodes),
                 places,
                 request.seed,
                 request.position,
@@ -211,7 +212,7 @@ def _seen(rows: Sequence[DrawnRow], held: list[object]) -> dict[int, _Seen]:
         counts += (np.zeros(len(prompt), np.float32), np.fromiter(drawn.values(), np.float32))
     all_tokens, all_counts = np.concatenate(tokens), np.concatenate(counts)
     held += (all_tokens, all_counts)
-    token_address, count_address = all_tokens.ctypes.data, all_counts.ctypes.data
+    token_address, count_address = address_of(all_tokens), address_of(all_counts)
     found: dict[int, _Seen] = {}
     for place, number in enumerate(asked):
         num_seen = len(tokens[2 * place]) + len(tokens[2 * place + 1])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slipstream.kernels.address import address_of
 from slipstream.sampling.noise import FloatArray, IntArray
 from slipstream.sampling.params import SamplingParams, check_token_ids
 from slipstream.sampling.state import SamplingState
@@ -33,9 +34,7 @@ class Edits(NamedTuple):
 
     def addresses(self) -> tuple[int, int]:
         """Where both arrays lie, as long as this object holds them; 0 where they are empty."""
-        if not self.places.size:
-            return 0, 0
-        return self.places.ctypes.data, self.values.ctypes.data
+        return address_of(self.places), address_of(self.values)
 
 
 NO_EDITS = Edits(_NO_IDS, np.empty(0, np.float32))

@@ -11,6 +11,7 @@ import torch
 
 from slipstream.execution.batch import IntArray
 from slipstream.kernels import draft_structs
+from slipstream.kernels.address import address_of
 from slipstream.models.drafts.hparams import DFlashHparams, family_of
 from slipstream.models.drafts.native import NativeDraftNet, is_native
 from slipstream.models.drafts.packed import PackedProducts
@@ -123,14 +124,14 @@ class NativeCall:
         next_tokens: list[IntArray] = []
         for index, (request, item) in enumerate(zip(requests, rows, strict=True)):
             count = len(item.rows)
-            request.slots = item.slots.ctypes.data
-            request.rows = item.rows.ctypes.data
+            request.slots = address_of(item.slots)
+            request.rows = address_of(item.rows)
             request.first_position = len(item.slots) - count
             request.num_rows = count
             if seats is not None:
                 request.seat, request.is_newest_known = seats[index]
                 next_tokens.append(np.array(item.next_tokens, np.int64))
-                request.next_tokens = next_tokens[-1].ctypes.data
+                request.next_tokens = address_of(next_tokens[-1])
         taps = (ctypes.c_void_p * len(self._tap_layer_ids))()
         for index, layer in enumerate(self._tap_layer_ids):
             tap = rows[0].taps[layer]
@@ -158,10 +159,10 @@ class NativeCall:
             drawing.seed = context.seed % 2**64
             request.anchor = context.tokens[-1]
             request.position = len(context.tokens)
-            request.slots = context.slots.ctypes.data
+            request.slots = address_of(context.slots)
             request.num_slots = len(context.slots)
             final_tokens = self._final_tokens_of(context)
-            request.final_tokens = final_tokens.ctypes.data
+            request.final_tokens = address_of(final_tokens)
             request.num_final_tokens = len(final_tokens)
             request.max_len, request.max_nodes = limits.max_len, limits.max_nodes
             request.seat = seat
@@ -182,10 +183,10 @@ class NativeCall:
         scores = np.empty((num_requests, stride), np.float64)
         counts = np.empty(num_requests, np.int32)
         trees = draft_structs.DraftTrees(
-            tokens.ctypes.data,
-            parents.ctypes.data,
-            scores.ctypes.data,
-            counts.ctypes.data,
+            address_of(tokens),
+            address_of(parents),
+            address_of(scores),
+            address_of(counts),
             stride,
         )
         function(*self.net.arguments(), requests, num_requests, ctypes.byref(trees))
