@@ -58,10 +58,17 @@ SL_INLINE void store(int8_t* p, f32x16 v) {
 SL_INLINE void store(uint16_t* p, f32x16 v) {
     u32x16 u = bits_of(v);
     u32x16 rounded = u + 0x7fff + ((u >> 16) & 1);
+#if defined(__AVX512F__)
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(__m512(v), __m512(v), _CMP_UNORD_Q);
+    const __m512i words =
+        _mm512_mask_or_epi32(__m512i(rounded), is_nan, __m512i(u), _mm512_set1_epi32(0x00400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(words, 16)));
+#else
     u32x16 nan = (u & 0x7fffffff) > 0x7f800000 ? (u32x16{} + 0xffffffffu) : u32x16{};
     rounded = (rounded & ~nan) | ((u | 0x00400000) & nan);
     u16x16 h = __builtin_convertvector(rounded >> 16, u16x16);
     memcpy(p, &h, 32);
+#endif
 }
 
 SL_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
@@ -82,7 +89,21 @@ SL_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-SL_INLINE f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// The second one where one is NaN.
+SL_INLINE f32x16 max(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return f32x16(_mm512_max_ps(__m512(a), __m512(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+SL_INLINE f32x16 min(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return f32x16(_mm512_min_ps(__m512(a), __m512(b)));
+#else
+    return a < b ? a : b;
+#endif
+}
 
 template <int... I>
 SL_INLINE f32x16 permute(f32x16 a) {
@@ -118,8 +139,7 @@ SL_INLINE float max(f32x16 a) {
 // exp, relative error below 2e-7; exactly 0 below -87, and of -inf. NaN stays NaN.
 SL_INLINE f32x16 exp(f32x16 x) {
     const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    f32x16 clamped = x < -87.0f ? splat(-87.0f) : x;
-    clamped = clamped > 88.0f ? splat(88.0f) : clamped;
+    const f32x16 clamped = min(splat(88.0f), max(splat(-87.0f), x));
     f32x16 shifted = fma(clamped, splat(1.44269504f), magic);
     f32x16 n = shifted - magic;
     f32x16 r = fma(n, splat(-0.693359375f), clamped);
