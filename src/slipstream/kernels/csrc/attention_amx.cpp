@@ -9,8 +9,9 @@
 namespace slipstream {
 namespace {
 
-// Bring a job to a unit: what its lanes see, their queries.
-void begin(Job& job, const Unit& unit) {
+// Bring a job to a unit: what its lanes see, their queries. Those were written by all threads and come one by
+// one from other cores, so the unit's first rows are brought near meanwhile.
+void begin(Job& job, const Unit& unit, Reader& reader) {
     const AttentionPlan& plan = *job.a.plan;
     const Tile& tile = plan.tiles[unit.tile];
     const int num_rows = static_cast<int>(tile.num_rows);
@@ -30,7 +31,8 @@ void begin(Job& job, const Unit& unit) {
         job.last[lane] = static_cast<int32_t>(position);
     }
     for (int h = 0; h < unit.num_heads; h++)
-        pack_queries(job, unit.first_head + h, job.shift_of(h), job.queries_at(h, 0));
+        pack_queries(job, unit.first_head + h, job.shift_of(h), job.queries_at(h, 0),
+                     [&] { reader.bring(ROWS_AT_PACKING); });
 }
 
 // Where a section's keys lie for the heads of a bundle.
@@ -74,6 +76,11 @@ struct Target {
     float* sums;   // what they are added to, or null
 };
 
+// Another core read these lines last: have them sent back while there is something else to compute.
+void fetch_to_write(const float* at, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(at + i, 1);
+}
+
 // Mixes of a unit's section, to `target_of(head)`, then `done(head)`. One bundle of heads and tile after the
 // other, so that what belongs to it stays in the first-level cache.
 template <bool HAS_CODES, bool IS_STREAMED, typename TargetOf, typename Done>
@@ -103,6 +110,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             if (!IS_STREAMED && t == 0)
                 for (int b = blocks.begin; b < blocks.end; b++) fetch(0, b);
             const bool is_far = IS_STREAMED && t == 0 && heads == 1;
+            if (!target.sums) fetch_to_write(target.mixes + t * target.step, job.mix_size());
             score_section<IS_STREAMED>(job, unit, h, t, mine, keys, is_far, pace);
             if (IS_STREAMED && t == 0) {
                 reader.read(stored, heads);
@@ -224,7 +232,7 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     Reader reader(a, Taker(units, counters, thread), head_bytes, job.slot_bytes);
     configure_tiles(16);
     while (const Unit* unit = reader.take()) {
-        begin(job, *unit);
+        begin(job, *unit, reader);
         const bool streams = is_streamed(a, *unit);
         const auto attend = has_codes ? streams ? attend_unit<true, true> : attend_unit<true, false>
                             : streams ? attend_unit<false, true>

@@ -10,6 +10,7 @@ namespace {
 constexpr int MAX_STREAMED = 9;  // lane tiles of a unit
 constexpr int64_t BYTES_AHEAD = 32768;  // and a section's rows, which are read head by head
 constexpr int FIRST_ROWS = 16;
+constexpr int ROWS_AT_PACKING = 8;  // for 32 dims of a tile of queries
 
 // Few rows wait for memory; many find keys and values in a cache after the first tile of lanes.
 inline bool is_streamed(const Attention& a, const Unit& unit) {

@@ -93,8 +93,10 @@ SL_INLINE __m512 widen_half(__m256i h) {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
 }
 
-// Queries of a key head, scaled, as high and low parts, from column `shift` of a tile on.
-void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed) {
+// Queries of a key head, scaled, as high and low parts, from column `shift` of a tile on. `pace` is called
+// between pieces of work.
+template <typename Pace>
+void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed, const Pace& pace) {
     const __m512 scale = _mm512_set1_ps(job.a.shape->scale * 1.44269504f);
     for (int t = 0; t < job.lane_tiles; t++)
         for (int d = 0; d < job.dim; d += 32, packed += 2 * TILE) {
@@ -113,6 +115,7 @@ void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed) {
                     _mm512_sub_ps(y, widen_half(_mm512_extracti64x4_epi64(high[i], 1))),
                     _mm512_sub_ps(x, widen_half(_mm512_castsi512_si256(high[i]))));
             }
+            pace();
             transpose(high);
             transpose(low);
             for (int i = 0; i < 16; i++) {
