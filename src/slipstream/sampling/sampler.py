@@ -30,8 +30,7 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.row_rule import RowRule
 from slipstream.sampling.state import SamplingState
 
-FEW_ROWS = 8
-"""So many greedy rows numpy searches sooner than a native call does."""
+_FEW_ROWS = 8  # so many greedy rows numpy searches sooner than a native call does
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +144,15 @@ class Sampler:
         """Tokens from each row on: its own, then that of the node which carries it, and so on.
 
         Args:
-            nodes: Of each row, see `DrawnRow.nodes`; None where no row has any.
+            nodes: Of each row, see `DrawnRow.nodes`; None where no row has any, or where it
+                `goes_by_row`.
         Returns: At least one outcome for each row. A walk may end before its tree does: it goes on
             at the row of the last node that it has reached.
         """
         walks: list[list[int | SamplingError]] = [[] for _ in rows]
-        if self._native is not None and not _are_few_maxima(requests, nodes):
+        params = [request.params for request in requests]
+        is_by_row = nodes is None and goes_by_row(params, len(rows))
+        if self._native is not None and not is_by_row:
             asked = self._askable(rows, requests, nodes)
             drawn = self._native.draw(logits, list(asked.values()))
             for number, tokens in zip(asked, drawn, strict=True):
@@ -247,11 +249,18 @@ class Sampler:
         return asked
 
 
-def _are_few_maxima(requests: Sequence[RowRequest], nodes: Sequence[Int32Array] | None) -> bool:
-    """Whether numpy is quicker than preparing a call: behind a pass all of that is cold code."""
-    if nodes is not None or len(requests) > FEW_ROWS:
+def goes_by_row(params: Sequence[SamplingParams], num_rows: int) -> bool:
+    """Whether maxima one by one, as far as walks go, take less time than a native call for all.
+
+    Behind a pass the preparation of a call is cold code. Whoever walks trees gives no nodes then.
+
+    Args:
+        params: Of each walk.
+        num_rows: That the walks may reach together.
+    """
+    if len(params) > 1 and num_rows > _FEW_ROWS:
         return False
-    return all(request.params.is_greedy for request in requests)
+    return all(item.is_greedy for item in params)
 
 
 def _rows(logits: Tensor, num_rows: int, num_columns: int) -> FloatArray:

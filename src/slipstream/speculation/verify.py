@@ -13,10 +13,10 @@ from slipstream.sampling.native_rows import NO_NODES, Int32Array
 from slipstream.sampling.noise import FloatArray
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import (
-    FEW_ROWS,
     RowRequest,
     Sampler,
     SamplingError,
+    goes_by_row,
     host_rows,
 )
 from slipstream.sampling.state import SamplingState, advance
@@ -77,24 +77,18 @@ def verify(
     """
     rows = host_rows(logits)
     walks = [_Walk(candidate) for candidate in candidates]
-    goes_by_rows = _goes_by_rows(candidates)
+    num_rows = sum(1 + len(candidate.tree) for candidate in candidates)
+    is_by_row = goes_by_row([candidate.params for candidate in candidates], num_rows)
     pending = walks
     while pending:
         drawn = sampler.walk(
             rows,
             [walk.row() for walk in pending],
             [walk.request() for walk in pending],
-            None if goes_by_rows else [walk.nodes() for walk in pending],
+            None if is_by_row else [walk.nodes() for walk in pending],
         )
         pending = [walk for walk, steps in zip(pending, drawn, strict=True) if walk.follow(steps)]
     return [walk.verdict() for walk in walks]
-
-
-def _goes_by_rows(candidates: Sequence[Candidate]) -> bool:
-    """Whether maxima one by one, as far as walks go, take less time than a call for all nodes."""
-    if len(candidates) > 1 and sum(1 + len(item.tree) for item in candidates) > FEW_ROWS:
-        return False
-    return all(item.params.is_greedy for item in candidates)
 
 
 class _Walk:

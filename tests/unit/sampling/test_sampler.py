@@ -15,7 +15,7 @@ from slipstream.errors import EngineFailureError, InvalidRequestError
 from slipstream.sampling.draw import Workspace, draw_best
 from slipstream.sampling.noise import gumbel_at, gumbel_noise, noise_key
 from slipstream.sampling.params import SamplingParams
-from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError
+from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError, goes_by_row
 from slipstream.sampling.state import SamplingState, advance, initial_state
 from tests.support import sampling as oracle
 from tests.support.native import native_kernels
@@ -352,3 +352,14 @@ def test_remembered_processors_do_not_grow_without_bound(sampler: Sampler) -> No
     assert len(sampler._rule._prepared) <= 512
     again = Sampler(VOCAB, EOS)
     assert sampler.sample(logits, [fresh[0]]) == again.sample(logits, [fresh[0]])
+
+
+@pytest.mark.parametrize(
+    ("num_walks", "num_rows", "is_by_row"), [(1, 200, True), (2, 8, True), (2, 9, False)]
+)
+def test_few_maxima_or_those_of_one_walk_are_searched_row_by_row(
+    num_walks: int, num_rows: int, is_by_row: bool
+) -> None:
+    greedy = SamplingParams(temperature=0.0)
+    assert goes_by_row([greedy] * num_walks, num_rows) == is_by_row
+    assert not goes_by_row([greedy] * (num_walks - 1) + [SamplingParams(temperature=1.0)], num_rows)
