@@ -57,7 +57,7 @@ def open_target(config: Config) -> TrainingTarget:
     torch.set_num_threads(choose_num_threads(config.engine.num_threads, read_cores()))
     fetch_weights(config)
     with Console(stderr=True).status(f"loading {config.model.public_name}"):
-        return TrainingTarget.of(load_target(config.model), config.model.source)
+        return TrainingTarget.of(load_target(config.model), config.model.shared_source)
 
 
 def parse_numbers(text: str, name: str) -> tuple[float, ...]:

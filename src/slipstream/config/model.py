@@ -85,3 +85,9 @@ class ModelConfig(Section):
         if self.source.startswith("wheel:") or Path(self.source).expanduser().exists():
             return Path(self.source).expanduser().resolve().name.removesuffix(".gguf")
         return self.source
+
+    @property
+    def shared_source(self) -> str:
+        """The source as other programs may know it; the public name where only ours would."""
+        is_ours = self.source == "default" or self.source.startswith("wheel:")
+        return self.public_name if is_ours else self.source

@@ -144,14 +144,12 @@ class Sampler:
         """Tokens from each row on: its own, then that of the node which carries it, and so on.
 
         Args:
-            nodes: Of each row, see `DrawnRow.nodes`; None where no row has any, or where it
-                `goes_by_row`.
+            nodes: Of each row, see `DrawnRow.nodes`; None where none has any or it `goes_by_row`.
         Returns: At least one outcome for each row. A walk may end before its tree does: it goes on
             at the row of the last node that it has reached.
         """
         walks: list[list[int | SamplingError]] = [[] for _ in rows]
-        params = [request.params for request in requests]
-        is_by_row = nodes is None and goes_by_row(params, len(rows))
+        is_by_row = nodes is None and goes_by_row([item.params for item in requests], len(rows))
         if self._native is not None and not is_by_row:
             asked = self._askable(rows, requests, nodes)
             drawn = self._native.draw(logits, list(asked.values()))
@@ -252,11 +250,10 @@ class Sampler:
 def goes_by_row(params: Sequence[SamplingParams], num_rows: int) -> bool:
     """Whether maxima one by one, as far as walks go, take less time than a native call for all.
 
-    Behind a pass the preparation of a call is cold code. Whoever walks trees gives no nodes then.
+    Behind a pass, preparing a call is cold code. Walks are given without nodes then.
 
     Args:
-        params: Of each walk.
-        num_rows: That the walks may reach together.
+        params: Of each walk; `num_rows` is what they may reach together.
     """
     if len(params) > 1 and num_rows > _FEW_ROWS:
         return False

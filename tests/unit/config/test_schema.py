@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from slipstream.config.control import CostControl, FixedControl
 from slipstream.config.fields import settings
+from slipstream.config.model import ModelConfig
 from slipstream.config.schema import Config
 from slipstream.config.section import parse_bytes
 from slipstream.config.speculation import (
@@ -96,3 +97,15 @@ def test_text_that_is_no_size_is_refused(text: str) -> None:
 def test_whole_sizes_are_exact(count: int, unit: str) -> None:
     factor = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TB": 10**12}[unit]
     assert parse_bytes(f"{count}{unit}") == count * factor
+
+
+@pytest.mark.parametrize(
+    ("source", "shared"),
+    [
+        ("default", "SmolLM2-135M-Instruct"),
+        ("wheel:a==1/b/Tiny.gguf", "Tiny"),
+        ("org/model", "org/model"),
+    ],
+)
+def test_other_programs_are_not_told_names_that_only_we_know(source: str, shared: str) -> None:
+    assert ModelConfig(source=source).shared_source == shared
