@@ -6,9 +6,10 @@ Memory is short, so that requests wait, are sent back and find prefixes of other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,9 @@ from tests.laws.test_lossless_families import (
     preemptions,
     state_bytes,
 )
-from tests.laws.test_lossless_mtp import faults, kv_bytes, with_mtp
+from tests.laws.test_lossless_mtp import MTP, faults, kv_bytes, with_mtp
+from tests.support.mtp import write_head_folder
+from tests.support.native import native_kernels
 from tests.support.tiny_families import VOCAB_SIZE, write_tiny_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,17 +106,45 @@ def test_requests_with_heads_never_change_each_others_answers(
 ) -> None:
     random = Random(f"{family} {others}")
     path = write_tiny_family(tmp_path / "target", family, seed=random.randrange(100))
-    asked = random_cases(random)
-    answers = plain_answers(path, "float32", asked)
-    texts = [[*case.prompt, *answer] for case, answer in zip(asked, answers, strict=True)]
-    knowing: list[Drafter] = [KnowingDrafter(texts)] if others.endswith("truth") else []
-    settings = dict(
-        with_mtp(path, family, "float32", "mtp" if others == "alone" else "mtp and suffix")
-    )
-    settings |= {"memory.kv_bytes": kv_bytes(path, NUM_PAGES), "memory.high_at": 1.0}
-    settings["model.max_model_len"] = MAX_LEN
+    drafters = "mtp" if others == "alone" else "mtp and suffix"
+    settings = with_mtp(path, family, "float32", drafters) | pressure(path, family, random)
+    check_isolation(path, settings, random, others)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_requests_with_a_head_in_native_calls_never_change_each_others_answers(
+    tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    native_kernels()
+    random = Random(family)
+    path = write_tiny_family(tmp_path / "target", family, seed=random.randrange(100))
+    settings = with_mtp(path, family, "bfloat16", "mtp") | pressure(path, family, random)
+    settings["memory.kv_bytes"] //= 2
+    head = write_head_folder(tmp_path / "head", path)
+    settings["speculation.drafters"] = [MTP | {"dtype": "bfloat16", "source": str(head)}]
+    caplog.set_level("INFO", "slipstream.speculation")
+    check_isolation(path, settings, random, "alone")
+    assert "native calls draft" in caplog.text
+
+
+def pressure(path: Path, family: str, random: Random) -> dict[str, Any]:
+    """Settings with which requests wait for each other, in float32."""
+    settings: dict[str, Any] = {
+        "memory.kv_bytes": kv_bytes(path, NUM_PAGES),
+        "memory.high_at": 1.0,
+        "model.max_model_len": MAX_LEN,
+    }
     if family in RECURRENT:
         settings["memory.state_bytes"] = state_bytes(path, random.randint(9, 14))
+    return settings
+
+
+def check_isolation(path: Path, settings: Mapping[str, Any], random: Random, others: str) -> None:
+    """Random requests: their answers, and what is left behind them."""
+    asked = random_cases(random)
+    answers = plain_answers(path, settings["model.dtype"], asked)
+    texts = [[*case.prompt, *answer] for case, answer in zip(asked, answers, strict=True)]
+    knowing: list[Drafter] = [KnowingDrafter(texts)] if others.endswith("truth") else []
     with DraftingLLM(path, settings, knowing) as llm:
         come_and_go(llm, asked, answers, random)
         assert llm.engine.kv.usage().num_hit_tokens > 0

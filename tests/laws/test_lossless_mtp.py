@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ HEADLESS = ("qwen3_moe", "llama")
 DRAFTERS: dict[str, list[Any]] = {"mtp": [MTP], "mtp and suffix": [MTP, "suffix"]}
 
 
-def with_mtp(path: Path, family: str, dtype: str, drafters: str) -> Mapping[str, Any]:
+def with_mtp(path: Path, family: str, dtype: str, drafters: str) -> dict[str, Any]:
     """Settings; a family whose files have no head gets one from another folder."""
     head: dict[str, Any] = {"dtype": dtype}
     if family in HEADLESS:
@@ -98,7 +97,7 @@ def test_heads_alone_draft_and_change_no_token(tmp_path: Path, family: str) -> N
 def test_preempted_requests_go_on_with_their_heads(tmp_path: Path, family: str) -> None:
     path = write_tiny_family(tmp_path / "target", family)
     answers = plain_answers(path, "float32")
-    few_pages = dict(with_mtp(path, family, "float32", "mtp"))
+    few_pages = with_mtp(path, family, "float32", "mtp")
     few_pages |= {"memory.kv_bytes": kv_bytes(path, 26), "memory.high_at": 1.0}
     with DraftingLLM(path, few_pages, []) as llm:
         assert run_all(llm) == answers
@@ -118,7 +117,7 @@ def test_heads_in_native_calls_under_pressure_give_the_plain_answers(
     path = write_tiny_checkpoint(tmp_path / "target", vocab_size=VOCAB_SIZE)
     answers = plain_answers(path, "bfloat16")
     texts = [[*case.prompt, *answer] for case, answer in zip(cases(), answers, strict=True)]
-    settings = dict(with_mtp(path, "llama", "bfloat16", drafters))
+    settings = with_mtp(path, "llama", "bfloat16", drafters)
     settings |= {"memory.kv_bytes": "64KiB", "memory.high_at": 1.0}
     caplog.set_level("INFO", "slipstream.speculation")
     with DraftingLLM(path, settings, [KnowingDrafter(texts)]) as llm:
@@ -148,7 +147,7 @@ def test_a_conversation_of_thirty_turns_stays_the_plain_one(tmp_path: Path) -> N
     """Earlier answers come back as prompts."""
     path = write_tiny_family(tmp_path / "target", "qwen3_5")
     rng = np.random.default_rng(0)
-    settings = dict(with_mtp(path, "qwen3_5", "float32", "mtp and suffix"))
+    settings = with_mtp(path, "qwen3_5", "float32", "mtp and suffix")
     settings |= {"memory.kv_bytes": "4MiB", "model.max_model_len": 512}
     text: list[int] = []
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=8, ignore_eos=True)

@@ -18,7 +18,7 @@ from slipstream.kv.lease import Lease
 from slipstream.kv.storage import KvStorage
 from slipstream.models.drafts.load import AnyDraftNet, packed_products
 from slipstream.models.drafts.parts import StoredEnds
-from slipstream.models.native_decoder import PackedEnds
+from slipstream.models.layers.embedding import PackedEnds
 from slipstream.sampling.sampler import Sampler
 from slipstream.speculation.drafter import (
     DraftContext,

@@ -12,7 +12,7 @@ from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
 from slipstream.kernels.structs import FORMATS
 
 HEAD_LEN_STEP = 16
-_PLAIN = frozenset({"BF16", "F16", "F32"})
+_PLAIN = frozenset({"BF16", "F16", "F32", "I32", "I64"})  # whole numbers are maps of tokens
 
 
 @dataclass(frozen=True, slots=True)

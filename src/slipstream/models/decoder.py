@@ -26,8 +26,8 @@ from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.block import DecoderLayer, LayerContext
 from slipstream.models.layers.delta import DeltaNet
-from slipstream.models.layers.embedding import Embedding
-from slipstream.models.layers.linear import Linear, RowProofs
+from slipstream.models.layers.embedding import Embedding, PackedEmbedding, PackedEnds
+from slipstream.models.layers.linear import Linear, NativeLinear, RowProofs
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable, Rotation
 
@@ -107,6 +107,9 @@ class Model(Protocol):
             normed: [rows, hidden] float32, behind a final norm.
         Returns: [rows, vocab] float32.
         """
+
+    def packed_ends(self) -> PackedEnds | None:
+        """Its first and last matrix for native calls of draft nets; None where torch has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,14 @@ class Decoder:
     def vocabulary_logits(self, normed: Tensor) -> Tensor:
         """See `Model`."""
         return self.head(normed.to(self.dtype)).float()
+
+    def packed_ends(self) -> PackedEnds | None:
+        """See `Model`."""
+        embedding, head = self._embedding, self.head
+        if not isinstance(embedding, PackedEmbedding) or not isinstance(head, NativeLinear):
+            return None
+        scale = embedding.scale
+        return PackedEnds(embedding.matrix, head.matrix, 0.0 if scale is None else float(scale))
 
     def _logits(self, hidden: Tensor, inputs: DecoderInput) -> Tensor:
         wanted = hidden.index_select(0, torch.from_numpy(inputs.logit_rows))

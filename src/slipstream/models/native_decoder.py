@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,24 +31,11 @@ from slipstream.models.decoder import (
 from slipstream.models.hparams import Hparams, RotaryParams
 from slipstream.models.layers.attention import Attention
 from slipstream.models.layers.block import DecoderLayer
+from slipstream.models.layers.embedding import PackedEnds
 from slipstream.models.layers.linear import Linear, NativeLinear, native_description
 from slipstream.models.layers.mlp import DenseMlp
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable
-
-
-@dataclass(frozen=True, slots=True)
-class PackedEnds:
-    """A model's first and last matrix.
-
-    Attributes:
-        embeddings, head: [vocab, hidden]; the same one where the two are tied.
-        embedding_scale: Factor on embeddings, a bfloat16 number; 0 = none.
-    """
-
-    embeddings: PackedMatrix
-    head: PackedMatrix
-    embedding_scale: float
 
 
 class NativeDecoder:
@@ -156,7 +142,7 @@ class NativeDecoder:
         return (embedded.bfloat16() * self._embedding_scale).float()
 
     def packed_ends(self) -> PackedEnds:
-        """What draft nets use of it."""
+        """See `Model`."""
         scale = self._embedding_scale
         return PackedEnds(
             self._embeddings, matrix_of(self.head), 0.0 if scale is None else float(scale)

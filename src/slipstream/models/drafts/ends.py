@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.models.decoder import Model
-from slipstream.models.native_decoder import NativeDecoder, PackedEnds
+from slipstream.models.layers.embedding import PackedEnds
 
 
 class ModelEnds:
@@ -25,4 +25,4 @@ class ModelEnds:
 
     def packed(self) -> PackedEnds | None:
         """See `TokenEnds`."""
-        return self._model.packed_ends() if isinstance(self._model, NativeDecoder) else None
+        return self._model.packed_ends()

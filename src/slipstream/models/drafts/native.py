@@ -21,7 +21,7 @@ from slipstream.models.drafts.hparams import (
 )
 from slipstream.models.drafts.net import DraftNet
 from slipstream.models.drafts.packed import PackedProducts
-from slipstream.models.native_decoder import PackedEnds
+from slipstream.models.layers.embedding import PackedEnds
 from slipstream.models.native_net import NativeNet, NetRoom
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.models.hparams import Hparams, RotaryParams
+from slipstream.models.layers.embedding import PackedEnds
 from slipstream.models.layers.rotary import RotaryTable
-from slipstream.models.native_decoder import PackedEnds
 
 
 class TokenEnds(Protocol):

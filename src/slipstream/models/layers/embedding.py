@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -44,14 +45,30 @@ class PackedEmbedding:
     Args:
         scale: Factor in bfloat16; None = 1.
         is_heads: The head multiplies with the same matrix and counts its bytes.
+    Attributes:
+        matrix, scale: As given; the scale as a tensor.
     """
 
     def __init__(self, matrix: PackedMatrix, scale: float | None, *, is_heads: bool) -> None:
         self.matrix = matrix
-        self._scale = None if scale is None else torch.tensor(scale).bfloat16()
+        self.scale = None if scale is None else torch.tensor(scale).bfloat16()
         self.nbytes = 0 if is_heads else matrix.nbytes
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """See `Embedding`."""
         rows = self.matrix.read_rows(tokens)
-        return rows if self._scale is None else (rows.bfloat16() * self._scale).float()
+        return rows if self.scale is None else (rows.bfloat16() * self.scale).float()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEnds:
+    """A model's first and last matrix.
+
+    Attributes:
+        embeddings, head: [vocab, hidden]; the same one where the two are tied.
+        embedding_scale: Factor on embeddings, a bfloat16 number; 0 = none.
+    """
+
+    embeddings: PackedMatrix
+    head: PackedMatrix
+    embedding_scale: float

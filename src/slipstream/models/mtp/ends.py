@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.models.drafts.ends import ModelEnds
-from slipstream.models.layers.embedding import Embedding, PackedEmbedding
+from slipstream.models.layers.embedding import Embedding, PackedEmbedding, PackedEnds
 from slipstream.models.layers.linear import Linear, NativeLinear
-from slipstream.models.native_decoder import PackedEnds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from slipstream.attention.native import fits, scale_addresses, struct_of
 from slipstream.kernels import draft_structs, structs
 from slipstream.kernels.matrix import OUT_STEP
 from slipstream.models.decoder import attention_shape
+from slipstream.models.layers.embedding import PackedEnds
 from slipstream.models.layers.linear import NativeLinear
 from slipstream.models.mtp.heads import MtpHeads
-from slipstream.models.native_decoder import PackedEnds, fill_layer, matrix_of, norm_struct
+from slipstream.models.native_decoder import fill_layer, matrix_of, norm_struct
 from slipstream.models.native_net import NativeNet, NetRoom
 
 
@@ -33,7 +34,7 @@ def obstacle(heads: MtpHeads) -> str | None:
     if not isinstance(head.fusion, NativeLinear):
         return "its matrices are not in native kernels"
     if head.ends.packed() is None:
-        return "the target is not in native kernels"
+        return "the target's embeddings and vocabulary are not in native kernels"
     return None
 
 

@@ -83,7 +83,7 @@ def _obstacle(parts: DraftNetParts, seat_slots: int) -> str | None:
     if not isinstance(parts.net.products, PackedProducts):
         return "its matrices are not in native kernels"
     if ends is None:
-        return "the target is not in native kernels"
+        return "the target's embeddings and vocabulary are not in native kernels"
     if not is_native(hparams):
         return f"no native pass has all that this net of family {family_of(hparams)} has"
     scales_itself = isinstance(hparams, DFlashHparams) and hparams.embedding_scale != 1.0

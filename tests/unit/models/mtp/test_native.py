@@ -39,11 +39,19 @@ def test_torch_drafts_where_torch_multiplies(tmp_path: Path) -> None:
     assert reason == "its matrices are not in native kernels"
 
 
-def test_torch_drafts_beside_a_target_that_torch_runs(tmp_path: Path) -> None:
-    target = write_tiny_family(tmp_path / "target", "qwen3_5")
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "qwen3_5"])
+def test_a_target_that_torch_runs_with_native_products_will_do(tmp_path: Path, family: str) -> None:
+    target = write_tiny_family(tmp_path / "target", family)
     head = write_head_folder(tmp_path / "head", target)
-    reason = obstacle_of(target, head, native_kernels())
-    assert reason == "the target is not in native kernels"
+    assert obstacle_of(target, head, native_kernels()) is None
+
+
+def test_torch_drafts_beside_a_target_without_native_products(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path / "target")
+    target = load_model(open_checkpoint(path), torch.float32)
+    checkpoint = open_checkpoint(write_head_folder(tmp_path / "head", path))
+    reason = obstacle(load_heads(checkpoint, target, torch.bfloat16, native_kernels()))
+    assert reason == "the target's embeddings and vocabulary are not in native kernels"
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
