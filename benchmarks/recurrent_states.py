@@ -224,8 +224,9 @@ def by_draft_len(bench: Bench, rule: DeltaRule) -> list[Json]:
     return lines
 
 
-def measure(kernels: KernelLibrary) -> Json:
+def measure() -> Json:
     """All results."""
+    kernels = KernelLibrary()
     native = NativeDeltaRule(kernels)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(write_model(Path(folder)), kernels, max(DRAFT_LENS))
@@ -255,18 +256,18 @@ def _share(bench: Bench, rules: dict[str, dict[int, float]], prompt_ms: float) -
     return in_torch / (prompt_ms - native + in_torch)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def record(measure: Callable[[], Any], description: str | None, arguments: Sequence[str]) -> None:
+    """Measure, without gradients, and write it with its provenance to `--out`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     command = [Path(sys.argv[0]).name, *arguments]
     provenance = read_provenance(["python", *command], [], SystemClock())
     with torch.inference_mode():
-        results = measure(KernelLibrary())
+        results = measure()
     document = {"provenance": asdict(provenance), "results": results}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    record(measure, __doc__, sys.argv[1:])

@@ -9,7 +9,6 @@ back are measured by themselves, behind a pass. One request at a time. Run with:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -17,15 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from recurrent_states import DRAFT_LENS, VOCAB, Bench, write_model
+from recurrent_states import DRAFT_LENS, VOCAB, Bench, record, write_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from slipstream.bench.provenance import read_provenance
 from slipstream.clock import SystemClock
 from slipstream.engine.build import build_engine
 from slipstream.engine.llm import LLM
@@ -121,7 +118,15 @@ def state_costs(bench: Bench, draft_len: int) -> Json:
     }
 
 
-def measure(path: Path) -> list[Json]:
+def measure() -> Json:
+    """All results, on a model of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_model(Path(folder))
+        write_tokenizer(path)
+        return {"num_threads": torch.get_num_threads(), "by_draft_len": by_draft_len(path)}
+
+
+def by_draft_len(path: Path) -> list[Json]:
     """A line for each draft length."""
     drafter, lines = KnowingDrafter(), list[Json]()
     bench = Bench(path, KernelLibrary(), max(DRAFT_LENS))
@@ -151,21 +156,5 @@ def measure(path: Path) -> list[Json]:
     return lines
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    command = [Path(sys.argv[0]).name, *arguments]
-    provenance = read_provenance(["python", *command], [], SystemClock())
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        path = write_model(Path(folder))
-        write_tokenizer(path)
-        lines = measure(path)
-    results = {"num_threads": torch.get_num_threads(), "by_draft_len": lines}
-    document = {"provenance": asdict(provenance), "results": results}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    record(measure, __doc__, sys.argv[1:])

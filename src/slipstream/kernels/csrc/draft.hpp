@@ -51,6 +51,18 @@ struct CommittedRows {
         for (int i = 0; i < num_requests; i++) count += requests[i].num_rows;
         return count;
     }
+
+    // Calls f(row, its row of the taps) for each row of a share.
+    template <typename F>
+    void each(Share share, const F& f) const {
+        int row = 0;
+        for (int i = 0; i < num_requests; i++) {
+            const Committed& request = requests[i];
+            for (int j = 0; j < request.num_rows; j++, row++)
+                if (row >= share.begin && row < share.end)
+                    f(row, size_t(request.rows ? request.rows[j] : request.first_row + j));
+        }
+    }
 };
 
 // Buffers of these calls, besides those of a pass.

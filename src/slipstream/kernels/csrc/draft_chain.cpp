@@ -85,17 +85,10 @@ void run_rows(const Pass& pass, const DraftNet& net, const Buffers& buffers, flo
 // By all threads: what committed rows read besides their tokens, of a net that fuses no taps.
 void read_states(const DraftNet& net, const CommittedRows& rows, float* out, const Member& member) {
     const size_t size = net.tap_size;
-    const Share share = share_of(rows.num_rows(), member.thread, member.num_threads);
-    int row = 0;
-    for (int i = 0; i < rows.num_requests; i++) {
-        const Committed& request = rows.requests[i];
-        for (int j = 0; j < request.num_rows; j++, row++) {
-            if (row < share.begin || row >= share.end) continue;
-            const size_t from = request.rows ? request.rows[j] : request.first_row + j;
-            memcpy(out + row * size, rows.taps[0] + from * size, sizeof(float) * size);
-            normalise_in_place(net, net.fusion_norm, out + row * size, member);
-        }
-    }
+    rows.each(share_of(rows.num_rows(), member.thread, member.num_threads), [&](int row, size_t from) {
+        memcpy(out + row * size, rows.taps[0] + from * size, sizeof(float) * size);
+        normalise_in_place(net, net.fusion_norm, out + row * size, member);
+    });
     team_barrier();
 }
 

@@ -83,25 +83,18 @@ void Walk::grow() {
 void read_taps(const DraftNet& net, const CommittedRows& rows, uint16_t* out, const Member& member) {
     const size_t size = net.tap_size, width = size * net.num_taps;
     const bool is_normed = net.fusion_norm.weight && net.fusion_norm.size == int(width);
-    const Share share = share_of(rows.num_rows(), member.thread, member.num_threads);
     std::vector<float> joined(is_normed ? width : 0);
-    int row = 0;
-    for (int i = 0; i < rows.num_requests; i++) {
-        const Committed& request = rows.requests[i];
-        for (int j = 0; j < request.num_rows; j++, row++) {
-            if (row < share.begin || row >= share.end) continue;
-            const size_t from = request.rows ? request.rows[j] : request.first_row + j;
-            uint16_t* to = out + row * width;
-            for (int tap = 0; tap < net.num_taps; tap++) {
-                const float* states = rows.taps[tap] + from * size;
-                if (is_normed)
-                    memcpy(joined.data() + tap * size, states, sizeof(float) * size);
-                else
-                    for (size_t d = 0; d < size; d++) to[tap * size + d] = round_bf16(states[d]);
-            }
-            if (is_normed) member.kernels.normalise(net.fusion_norm, joined.data(), to, {0, 1});
+    rows.each(share_of(rows.num_rows(), member.thread, member.num_threads), [&](int row, size_t from) {
+        uint16_t* to = out + row * width;
+        for (int tap = 0; tap < net.num_taps; tap++) {
+            const float* states = rows.taps[tap] + from * size;
+            if (is_normed)
+                memcpy(joined.data() + tap * size, states, sizeof(float) * size);
+            else
+                for (size_t d = 0; d < size; d++) to[tap * size + d] = round_bf16(states[d]);
         }
-    }
+        if (is_normed) member.kernels.normalise(net.fusion_norm, joined.data(), to, {0, 1});
+    });
     team_barrier();
 }
 

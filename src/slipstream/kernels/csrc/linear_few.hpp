@@ -130,7 +130,7 @@ SL_INLINE void multiply_few(const uint8_t* strips, size_t strip_bytes, const Few
     const __m512 numbers = _mm512_add_ps(
         _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(FIRST));
     // As many strips at once as have their links in registers.
-    constexpr int GROUP = NUM * ROWS <= 8 ? NUM : NUM < 8 / ROWS ? NUM : 8 / ROWS;
+    constexpr int GROUP = NUM < 8 / ROWS ? NUM : 8 / ROWS;
     Ahead nothing;
     for (int i = 0; i < NUM * ROWS; i++) sums[i] = _mm512_setzero_ps();
     for (int k = 0; k < rows.num_steps; k++, strips += tile_bytes(FORMAT)) {
