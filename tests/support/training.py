@@ -134,9 +134,10 @@ def trainer_of(
     target: TrainingTarget,
     dataset: Dataset,
     workers: Workers | None = None,
+    net: TrainedNet | None = None,
 ) -> Trainer:
     """A trainer at its beginning, the target asked for its states online."""
-    net = start_net(settings, target, fixed_parts(settings))
+    net = net or start_net(settings, target, fixed_parts(settings))
     source = open_source(target, dataset, settings.net.tap_layer_ids, None)
     objective = net.objective(settings)
     return Trainer(net, objective, settings.fit, source, dataset.answers, workers or SingleWorker())

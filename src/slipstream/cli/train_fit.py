@@ -43,7 +43,8 @@ HeadOption = Annotated[
     ),
 ]
 StartOption = Annotated[
-    Path | None, typer.Option(help="Run of the same net, with whose weights this one starts.")
+    Path | None,
+    typer.Option(help="Run with whose weights it starts: of the same net, or of a smaller one."),
 ]
 LossOption = Annotated[
     list[str] | None,

@@ -43,7 +43,7 @@ class EagleBatch:
 class EagleObjective:
     """See `Objective`. Step s weighs depth_decay^s.
 
-    Every place of a pack has a row of step 0, but only its keys and values are computed. Each
+    Every place of a pack has a row of step 0, but of the last layer only its keys and values. Each
     block begins with a row of that step and has one of its own in each later step. They see the
     rows of step 0 in front of its place and the block's earlier rows: what they would see when
     drafting. A row counts where the draft knows the target's likeliest token.
@@ -115,9 +115,10 @@ def _first_step(net: Eagle3Net, batch: EagleBatch) -> tuple[Eagle3Rows, Context]
     behind = torch.roll(packs.tokens, -1, 1)  # the last place of a document belongs to no block
     fused = net.fuse(packs.taps)
     rows = torch.arange(len(behind)).unsqueeze(1)
+    is_own = packs.documents.unsqueeze(1) == packs.documents.unsqueeze(2)
     is_in_front = torch.arange(behind.shape[1]) < batch.places.unsqueeze(-1)
     context = Context(
-        [net.keep(behind, fused, packs.positions)],
+        net.keep(behind, fused, packs.positions, is_own.tril()),
         packs.positions,
         batch.labels.context & is_in_front,
     )

@@ -22,6 +22,7 @@ from slipstream.training.start import Start
 _KEPT = (  # no product reads them
     "norm.weight", "norm_embedding.weight", "norm_hidden.weight", "base_kernel",
 )  # fmt: skip
+_ADDING = ("o_proj.weight", "down_proj.weight")  # what a layer adds to the residual stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +87,22 @@ def new_net(settings: NetSettings, target: Hparams, start: Start, seed: int) -> 
         parameter.requires_grad_(name not in constants)
     token_ids = fixed.token_ids if hparams.is_reduced else None
     return TrainedNet(hparams, parameters, start.ends, token_ids, fixed.tap_scales)
+
+
+def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
+    """Give a net the weights of one that has a narrower MLP or fewer layers at most.
+
+    Both compute the same: new channels are read by nothing yet, new layers add nothing, and the
+    rest of them starts at random.
+    """
+    known = smaller.trained()
+    with torch.no_grad():
+        for name, grown in net.trained().items():
+            if name not in known:
+                if name.endswith(_ADDING):
+                    grown.zero_()
+                continue
+            old = known[name]
+            if old.ndim == 2:
+                grown[:, old.shape[1] :] = 0.0
+            grown[tuple(map(slice, old.shape))] = old

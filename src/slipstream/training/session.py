@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from slipstream.engine.loading import LoadedModel
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.dataset import Dataset
-from slipstream.training.nets import TrainedNet, new_net
+from slipstream.training.nets import TrainedNet, new_net, take_over
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord, differences
 from slipstream.training.settings import RunSettings
 from slipstream.training.shards import CachedSource, read_cache_manifest
@@ -25,6 +25,7 @@ from slipstream.training.target import TargetReader, read_ends
 
 DEFAULT_NUM_TOP = 64
 _FIXED_FILE = "fixed.safetensors"
+_GROWING = ("num_layers", "intermediate_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +116,25 @@ def start_net(
 def restore_start(path: Path, target: TrainingTarget, settings: RunSettings) -> RestoredRun:
     """The run in `path`, for a new one with `settings` to start with its weights.
 
+    The new net may have more layers and a wider MLP; see `take_over`.
+
     Raises:
         ConfigError: Its net has another shape; says which.
         WeightsError: As `restore_run`.
     """
     run = restore_run(path, target)
-    differing = differences(run.record.settings.net.model_dump(), settings.net.model_dump())
+    old, new = run.record.settings.net, settings.net
+    sizes = {name: max(getattr(old, name), getattr(new, name)) for name in _GROWING}
+    differing = differences(old.model_copy(update=sizes).model_dump(), new.model_dump())
     if differing:
         raise ConfigError(
             f"the net in {path} differs from the one to train in {'; '.join(differing)}",
-            hint="give the options that it was trained with, or leave out --start-from",
+            hint="give the options that it was trained with, or leave out --start-from; only "
+            "--layers and --intermediate may grow",
         )
-    return run
+    net = start_net(settings, target, run.fixed)
+    take_over(net, run.net)
+    return replace(run, net=net)
 
 
 def write_fixed(folder: RunFolder, fixed: FixedParts) -> None:

@@ -16,14 +16,16 @@ from slipstream.training.packing import arrange, cut_answers
 from slipstream.training.plot import write_plot
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.schedule import PackStream, learning_rate
-from slipstream.training.session import TrainingTarget
+from slipstream.training.session import TrainingTarget, restore_start, write_fixed
 from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Trainer
 from tests.support.training import (
+    FAMILIES,
     PACK_LEN,
     QuietReporting,
     counting_answers,
     empty_tally,
+    fixed_parts,
     tiny_settings,
     tiny_target,
     trainer_of,
@@ -56,6 +58,14 @@ def run(
         RunFolder(folder),
         QuietReporting(dies_after).reporting(),
     )
+
+
+def begin(path: Path, settings: RunSettings, target: TrainingTarget, dataset: Dataset) -> None:
+    folder = RunFolder(path)
+    folder.begin(
+        RunRecord(target=target.identity, dataset_sha256=dataset.manifest.sha256, settings=settings)
+    )
+    write_fixed(folder, fixed_parts(settings))
 
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3"])
@@ -172,6 +182,36 @@ def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Datase
     expected = alone.state()[moments]
     for trainer in pair:
         torch.testing.assert_close(trainer.state()[moments], expected, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", ["num_layers", "intermediate_size"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_larger_net_starts_as_the_smaller_one(
+    family: DraftFamily, size: str, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    if (family, size) == ("mtp", "num_layers"):
+        pytest.skip("such heads have one layer")
+    settings = tiny_settings(family)
+    small = trainer_of(settings, target, dataset)
+    begin(tmp_path / "run", settings, target, dataset)
+    run(small, settings, dataset, tmp_path / "run")
+
+    old_size = getattr(settings.net, size)
+    larger = tiny_settings(family, {size: 2 * old_size})
+    net = restore_start(tmp_path / "run", target, larger).net
+    grown = trainer_of(larger, target, dataset, net=net)
+
+    packs = arrange(cut_answers(dataset.answers, dataset.indices("train"), PACK_LEN), PACK_LEN, 0)
+    losses = [trainer.measure(packs, empty_tally(settings)) for trainer in (small, grown)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    before = {name: parameter.clone() for name, parameter in net.trained().items()}
+    begin(tmp_path / "grown", larger, target, dataset)
+    run(grown, larger, dataset, tmp_path / "grown")
+    for name in ("mlp.down_proj", "mlp.gate_proj"):
+        last = f"layers.{larger.net.num_layers - 1}.{name}.weight"
+        assert (net.parameters[last] != before[last]).all()
+    with pytest.raises(ConfigError, match=size):
+        restore_start(tmp_path / "grown", target, settings)
 
 
 def test_every_epoch_reads_each_answer_once_in_another_order() -> None:

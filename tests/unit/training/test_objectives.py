@@ -103,11 +103,11 @@ def test_a_packed_block_drafts_as_it_would_alone(
                 assert given == pytest.approx(expected, abs=2e-3)
 
 
-@pytest.mark.parametrize("family", ["eagle3", "mtp"])
+@pytest.mark.parametrize(("family", "num_layers"), [("eagle3", 1), ("eagle3", 3), ("mtp", 1)])
 def test_an_unrolled_step_drafts_as_it_would_alone(
-    family: DraftFamily, target: TrainingTarget, tmp_path: Path
+    family: DraftFamily, num_layers: int, target: TrainingTarget, tmp_path: Path
 ) -> None:
-    settings = tiny_settings(family)
+    settings = tiny_settings(family, {"num_layers": num_layers})
     packs = packs_of(target, tmp_path, settings)
     net, batch, outcome = measured(settings, target, packs)
     assert isinstance(net, Eagle3Net)

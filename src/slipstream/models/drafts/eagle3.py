@@ -84,17 +84,26 @@ class Eagle3Net(DraftNet[Eagle3Hparams]):
 
     def keep(
         self,
-        tokens: Tensor,  # [..., rows] as in `extend`, and so the others
+        tokens: Tensor,  # [batch, rows] as in `extend`, and so the others
         hidden: Tensor,
         positions: Tensor,
-    ) -> LayerKv:
-        """Keys and values of rows that only others read: far less than `extend`.
+        visible: Tensor,  # [batch, rows, rows] bool: which rows a row sees
+    ) -> list[LayerKv]:
+        """By layer, keys and values [batch, rows, ...] of rows that only others read.
 
-        For nets of one layer, in which they depend on no other row.
+        Far less than `extend`: of the last layer nothing else is computed.
         """
-        assert self.hparams.body.num_layers == 1
-        _, normed = self._entered(0, hidden.float(), tokens)
-        return self.keys_values(0, normed, positions)
+        tokens, positions, x = tokens.unsqueeze(1), positions.unsqueeze(1), hidden.float()
+        x = x.unsqueeze(1)
+        layers: list[LayerKv] = []
+        for index in range(self.hparams.body.num_layers):
+            x, normed = self._entered(index, x, tokens)
+            rows = self.keys_values(index, normed, positions)
+            layers.append(LayerKv(rows.keys[:, 0], rows.values[:, 0]))
+            if index + 1 < self.hparams.body.num_layers:
+                nothing = _no_context(rows, index)
+                x = self._layer(index, x, normed, positions, nothing, rows, visible.unsqueeze(1))
+        return layers
 
     def _entered(self, index: int, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream in front of a layer, and what its attention reads of it."""
@@ -134,3 +143,10 @@ def _joined(earlier: LayerKv, rows: LayerKv) -> LayerKv:
     return LayerKv(
         torch.cat((earlier.keys, rows.keys), 2), torch.cat((earlier.values, rows.values), 2)
     )
+
+
+def _no_context(rows: LayerKv, index: int) -> Context:
+    """A context of no rows, for layers up to `index`."""
+    keys = rows.keys[:, 0, :0]
+    nowhere = torch.zeros(len(keys), 1, 0)
+    return Context([LayerKv(keys, keys)] * (index + 1), nowhere[:, 0].long(), nowhere.bool())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from slipstream.errors import ConfigError
 from slipstream.models.drafts.hparams import DraftFamily, Eagle3Hparams
@@ -19,7 +19,7 @@ _SERVED_DRAFT_LEN = 3
 
 
 class ChainFamily(TrainingFamily[E], Generic[E]):
-    """One layer that drafts token by token, and is unrolled in training."""
+    """Layers that draft token by token, and are unrolled in training."""
 
     num_layers: ClassVar = 1
     has_qk_norm: ClassVar = False
@@ -42,13 +42,6 @@ class ChainFamily(TrainingFamily[E], Generic[E]):
             "norm_before_residual": hparams.has_normed_residual,
             "norm_before_fc": hparams.has_input_norm,
         }
-
-    def _common(self, settings: NetSettings, target: Hparams) -> dict[str, Any]:
-        """See `TrainingFamily`."""
-        common = super()._common(settings, target)
-        if settings.num_layers != 1:
-            raise ConfigError(f"{self.name} has one layer, got --layers {settings.num_layers}")
-        return common
 
 
 class Eagle3Family(ChainFamily[Eagle3Hparams]):
