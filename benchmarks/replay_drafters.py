@@ -115,14 +115,15 @@ def _replay_one(drafters: Sequence[Drafter], request_id: str, answer: Answer, ta
         proposals = [drafter.propose([context])[0] for drafter in drafters]
         tree = merge_trees(proposals, MAX_DRAFT_NODES, MAX_DRAFT_LEN)
         tally.draft_s += time.process_time() - started_s
-        accepted = _accepted(tree, output[done:])
+        accepted = accepted_nodes(tree, output[done:])
         tally.count(tree, accepted)
         new = output[done : done + len(accepted) + 1]
         tokens = [*tokens, *new]
         num_new = len(new)
 
 
-def _accepted(tree: DraftTree, truth: Sequence[int]) -> list[int]:
+def accepted_nodes(tree: DraftTree, truth: Sequence[int]) -> list[int]:
+    """Nodes of the path that agrees with `truth`, from the root down."""
     nodes: list[int] = []
     for token in truth:
         node = tree.child(nodes[-1] if nodes else ROOT, token)

@@ -20,7 +20,7 @@ class CostControl(Section):
 
     kind: Literal["cost"] = Field(default="cost", description="Which controller this is.")
     decay: float = Field(
-        default=0.9,
+        default=0.95,
         gt=0.0,
         lt=1.0,
         description="Weight that old acceptances keep each time a new one is counted.",
