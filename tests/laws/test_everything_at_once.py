@@ -11,6 +11,7 @@ from random import Random
 import pytest
 import torch
 
+from slipstream.kernels.library import open_kernels
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.cost import StepCost
 from slipstream.speculation.cost_control import CostController
@@ -94,6 +95,7 @@ def draw_engine(random: Random, logits_of: LogitsOf) -> EngineHarness:
         max_draft_len=random.choice([1, 3, 8, 16]),
         max_draft_nodes=random.choice([1, 4, 16, 40]),
         max_num_requests=random.choice([2, 16]),
+        kernels=open_kernels() if random.random() < 0.7 else None,
     )
     return EngineHarness(drafters, logits_of=logits_of, setup=setup, controller=controller)
 

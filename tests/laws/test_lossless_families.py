@@ -109,7 +109,11 @@ def cases() -> list[Case]:
         own = rng.integers(3, VOCAB_SIZE, 3 + 5 * number).tolist()
         prompt = [*shared, *own] if number % 2 else [*own, *own]
         params = SamplingParams(
-            temperature=0.0 if number % 3 else 1.0, seed=number, max_tokens=18, ignore_eos=True
+            temperature=0.0 if number % 3 else 1.0,
+            seed=number,
+            logit_bias=dict.fromkeys(own[:3], 9.0) if number > 2 else {},
+            max_tokens=18,
+            ignore_eos=True,
         )
         made.append(Case(prompt, params))
     return made

@@ -27,6 +27,7 @@ from slipstream.engine.scheduler import Scheduler, SchedulerLimits
 from slipstream.engine.step import Stages
 from slipstream.engine.taps import TapBacklog
 from slipstream.engine.token_logprobs import LogprobReporter
+from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.cache import KvCache
 from slipstream.observability.engine_metrics import EngineMetrics
 from slipstream.sampling.params import SamplingParams
@@ -80,6 +81,7 @@ class EngineSetup:
     prefix_cache: bool = True
     max_draft_len: int = 8
     max_draft_nodes: int = 16
+    kernels: KernelLibrary | None = None  # that draw; numpy does without
 
 
 class EngineHarness:
@@ -99,7 +101,7 @@ class EngineHarness:
         self.tokenizer = tiny_tokenizer()
         self.kv = KvCache(setup.num_pages, setup.page_size, prefix_cache=setup.prefix_cache)
         self.target = ScriptedTarget(self.kv.num_slots, logits_of or hashed_logits(VOCAB_SIZE))
-        sampler = Sampler(VOCAB_SIZE, self.tokenizer.eos_token_ids)
+        sampler = Sampler(VOCAB_SIZE, self.tokenizer.eos_token_ids, setup.kernels)
         queue = RequestQueue(setup.max_queue_len, setup.starvation_s)
         limits = SchedulerLimits(setup.max_num_requests, setup.max_step_tokens, setup.high_at)
         proposer = Proposer(drafters, controller or FixedController(), self.clock)

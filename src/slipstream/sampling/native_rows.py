@@ -49,7 +49,8 @@ class DrawnRow(NamedTuple):
         row: Of the logits.
         processors: Prepared from the request's parameters.
         nodes: [2, nodes] tokens of a tree, then parents, which come first; -1 is the row itself. A
-            node's own row is `node + 1` rows further. Only where the parameters need no state.
+            node's own row is `node + 1` rows further. Only where the parameters need no state, and
+            what they change is the same in every row.
     """
 
     row: int

@@ -51,6 +51,8 @@ class Processors:
     Attributes:
         is_idle: Whether they never change a logit.
         only_penalises: Whether nothing but penalties ever changes one.
+        only_bans: Whether what they change a logit to never depends on the row, so that the edits
+            of one row are those of another.
         numbers: top_p, temperature (0 = greedy), least log-weight, penalties (repetition,
             presence, frequency) and top_k, as the kernels take them.
 
@@ -93,6 +95,7 @@ class Processors:
         )
         self.is_idle = not (params.has_penalties or does_more)
         self.only_penalises = params.has_penalties and not does_more
+        self.only_bans = not (params.has_penalties or params.logit_bias)
 
     def apply(
         self,

@@ -242,7 +242,7 @@ class Sampler:
                 processors = self._rule.processors(request.params)
             except InvalidRequestError:
                 continue  # the rule says so again, to whom it concerns
-            of_row = NO_NODES if nodes is None else nodes[number]
+            of_row = nodes[number] if nodes is not None and processors.only_bans else NO_NODES
             asked[number] = DrawnRow(row, request, processors, of_row)
         return asked
 

@@ -14,8 +14,10 @@ from slipstream.sampling.sampler import RowRequest, Sampler
 from slipstream.sampling.state import advance, initial_state
 from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 from slipstream.speculation.verify import Candidate, Verdict, verify
+from tests.support.native import native_kernels
 
 VOCAB = 16
+NUM_LIKELY = 5  # tokens that are drawn and drafted often, so that walks go deep
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -113,6 +115,15 @@ def test_the_state_is_walked_along_the_kept_path() -> None:
     assert verdict.tokens == (5, 6)
 
 
+@pytest.mark.parametrize("draws_natively", [False, True])
+def test_a_bias_is_added_to_each_row_s_own_logits(draws_natively: bool) -> None:
+    params = SamplingParams(temperature=0.01, logit_bias={5: 2.0})
+    logits = rows_of(5, 7, 9)
+    sampler = Sampler(VOCAB, (), native_kernels() if draws_natively else None)
+    (verdict,) = verify(sampler, logits, [candidate(chain(5, 7), params)])
+    assert verdict.tokens == (5, 7, 9)
+
+
 def test_a_faulty_row_on_the_path_ends_the_verdict_with_its_fault() -> None:
     logits = rows_of(1, 2, 3)
     logits[1] = math.nan
@@ -132,23 +143,24 @@ PARAMS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.8, 1.5]),
     top_k=st.sampled_from([0, 3]),
-    repetition_penalty=st.sampled_from([1.0, 1.4]),
-    presence_penalty=st.sampled_from([0.0, 1.0]),
-    min_tokens=st.sampled_from([0, 2]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.0]),
+    min_tokens=st.sampled_from([0, 0, 2]),
     bad_words=st.sampled_from([(), ((1,),), ((2, 3),)]),
-    logit_bias=st.sampled_from([{}, {4: 2.0}]),
+    logit_bias=st.sampled_from([{}, {4: 2.0}, {0: 9.0, 1: -9.0}]),
     seed=st.integers(0, 5),
 )
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("draws_natively", [False, True])
+@settings(max_examples=120, deadline=None)
 @given(
     params=PARAMS,
-    edges=st.lists(st.tuples(st.integers(-1, 8), st.integers(0, VOCAB - 1)), max_size=12),
+    edges=st.lists(st.tuples(st.integers(-1, 8), st.integers(0, NUM_LIKELY)), max_size=12),
     seed=st.integers(0, 1000),
 )
 def test_every_token_is_what_the_sampler_alone_says_there(
-    params: SamplingParams, edges: list[tuple[int, int]], seed: int
+    draws_natively: bool, params: SamplingParams, edges: list[tuple[int, int]], seed: int
 ) -> None:
     nodes: dict[tuple[int, int], int] = {}
     for parent, token in edges:
@@ -156,8 +168,10 @@ def test_every_token_is_what_the_sampler_alone_says_there(
     parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
     tree = DraftTree(tokens, parents, (0.5,) * len(nodes), (frozenset("t"),) * len(nodes))
     logits = torch.randn(len(tree) + 1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    logits[:, NUM_LIKELY:] -= 6.0
+    verifying = Sampler(VOCAB, (2,), native_kernels() if draws_natively else None)
+    (verdict,) = verify(verifying, logits, [candidate(tree, params, prompt=(1, 2))])
     sampler = Sampler(VOCAB, (2,))
-    (verdict,) = verify(sampler, logits, [candidate(tree, params, prompt=(1, 2))])
     state, node = initial_state(params, (1, 2)), ROOT
     for number, token in enumerate(verdict.tokens):
         row = logits[1 + node][None]
