@@ -51,7 +51,7 @@ LossOption = Annotated[
     typer.Option(
         metavar="PART=SCALE",
         help="Scale of a part of the loss, instead of the family's: label, soft, distance, "
-        "confidence, selector; or depth_decay. Repeatable.",
+        "shared, confidence, selector; or depth_decay. Repeatable.",
     ),
 ]
 

@@ -19,8 +19,7 @@ class AcceptanceTally:
     Attributes:
         num_blocks: Blocks counted.
         sampled: [drafts] float64 sum over blocks of the probability that the drafts up to a depth
-            are all accepted at temperature 1 (drafting by `rejection`; with shared noise somewhat
-            less).
+            are all accepted at temperature 1 (with shared noise; by `rejection` somewhat more).
         greedy: [drafts] float64 blocks whose drafts up to a depth are the answer's tokens; it is
             greedy acceptance where the answers are greedy.
     """
@@ -39,7 +38,7 @@ class AcceptanceTally:
         """Count the blocks of a pass."""
         whole = results.is_valid.all(-1)
         self.num_blocks += int(whole.sum())
-        self.sampled += results.overlap[whole].double().cumprod(-1).sum(0)
+        self.sampled += results.acceptance[whole].double().cumprod(-1).sum(0)
         self.greedy += results.is_hit[whole].double().cumprod(-1).sum(0)
 
     def sampled_length(self) -> float:

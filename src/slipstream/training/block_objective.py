@@ -113,14 +113,14 @@ class BlockObjective:
             loss = loss + self._losses.selector * selected
         if confidence is not None:
             wrong = functional.binary_cross_entropy_with_logits(
-                confidence, head.overlap, reduction="none"
+                confidence, head.acceptance, reduction="none"
             )
             loss = loss + self._losses.confidence * (wrong * targets.weights).sum()
         return Outcome(loss, _results(head, targets, is_valid, confidence))
 
     def _scales(self) -> LossScales:
         losses = self._losses
-        return LossScales(label=losses.label, soft=losses.soft, distance=losses.distance)
+        return LossScales(losses.label, losses.soft, losses.distance, losses.shared)
 
     def _draft_hidden(self, net: AnyBlockNet, batch: BlockBatch) -> Tensor:
         """[packs, anchors, drafts, hidden] behind the final norm."""
@@ -187,7 +187,7 @@ def _results(
         return whole
 
     return RowResults(
-        overlap=spread(head.overlap),
+        acceptance=spread(head.acceptance),
         is_hit=spread(head.best == targets.labels),
         is_valid=where,
         confidence=None if confidence is None else spread(confidence.detach()),

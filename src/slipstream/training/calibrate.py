@@ -56,9 +56,12 @@ def calibrate(results: Sequence[RowResults]) -> Calibration:
             if item.confidence is not None
         ]
     )
-    # What happens is drawn from the overlap; its expectation says the same with less noise.
+    # What happens is drawn with that probability; its expectation says the same with less noise.
     accepted = torch.cat(
-        [item.overlap[rows].double().cumprod(-1) for item, rows in zip(results, whole, strict=True)]
+        [
+            item.acceptance[rows].double().cumprod(-1)
+            for item, rows in zip(results, whole, strict=True)
+        ]
     )
     if len(logits) == 0:
         raise WeightsError("no held-out answer is long enough to calibrate on")

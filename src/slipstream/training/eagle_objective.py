@@ -80,7 +80,8 @@ class EagleObjective:
         """See `Objective`."""
         assert isinstance(net, Eagle3Net)
         assert isinstance(batch, EagleBatch)
-        scales = LossScales(self._losses.label, self._losses.soft, self._losses.distance)
+        losses = self._losses
+        scales = LossScales(losses.label, losses.soft, losses.distance, losses.shared)
         rows, context = _first_step(net, batch)
         earlier = list(rows.layers)
         normed = [rows.normed]
@@ -93,7 +94,7 @@ class EagleObjective:
         head = head_loss([torch.cat(normed, 2).flatten(0, 2)], [vocabulary], targets, scales)
         shape = batch.labels.is_valid.flatten(0, 1).shape
         results = RowResults(
-            overlap=head.overlap.view(shape),
+            acceptance=head.acceptance.view(shape),
             is_hit=(head.best == targets.labels).view(shape),
             is_valid=batch.labels.is_valid.flatten(0, 1),
         )

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.training.shared_noise import shared_acceptance
+
 _CHUNK_ROWS = 256
 _SMALLEST_PROB = 1e-20
 _LOGIT_RANGE = 60.0  # exp(-60) beside 1 teaches nothing
@@ -46,23 +48,26 @@ class LossScales:
             that the draft knows.
         distance: Of the L1 distance between draft and target, 2 - 2 sum min(draft, target), over
             the target's likeliest tokens.
+        shared: Of the probability that draft and target draw different tokens with the same noise,
+            see `shared_acceptance`; what lies outside the target's likeliest tokens is one token.
     """
 
     label: float = 0.0
     soft: float = 0.0
     distance: float = 0.0
+    shared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLoss:
     """Attributes:
     loss: [] float32 sum of weights * losses; differentiable.
-    overlap: [rows] float32 sum min(draft, target): the probability that a draft is accepted.
+    acceptance: [rows] float32 see `shared_acceptance`: the probability that a draft is accepted.
     best: [rows] int64 the draft's own likeliest token.
     """
 
     loss: Tensor
-    overlap: Tensor
+    acceptance: Tensor
     best: Tensor
 
 
@@ -79,8 +84,8 @@ def head_loss(
         matrices: [draft_vocab, in] each.
     """
     arguments = (targets, scales, len(inputs), *inputs, *matrices)
-    loss, overlap, best = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's
-    return HeadLoss(loss, overlap, best)
+    loss, accepted, best = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's
+    return HeadLoss(loss, accepted, best)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -97,18 +102,18 @@ class _HeadLoss(torch.autograd.Function):
         gradients: list[Tensor] = []
         num_rows = len(targets.labels)
         loss = torch.zeros((), dtype=torch.float64)
-        overlap, best = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int64)
+        accepted, best = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int64)
         for start in range(0, num_rows, _CHUNK_ROWS):
             rows = slice(start, start + _CHUNK_ROWS)
             narrow = [x[rows].to(w.dtype) for x, w in zip(inputs, matrices, strict=True)]
             part = _chunk(_logits(narrow, matrices), targets, scales, rows)
             loss += part.loss
-            overlap[rows], best[rows] = part.overlap, part.best
+            accepted[rows], best[rows] = part.acceptance, part.best
             if any(wants):
                 gradients.append(part.gradient.to(matrices[0].dtype))
         ctx.grads = _input_gradients(gradients, inputs, matrices, wants)
-        ctx.mark_non_differentiable(overlap, best)
-        return loss.float(), overlap, best
+        ctx.mark_non_differentiable(accepted, best)
+        return loss.float(), accepted, best
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # Any: see forward
@@ -120,7 +125,7 @@ class _HeadLoss(torch.autograd.Function):
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     loss: float
-    overlap: Tensor
+    acceptance: Tensor
     best: Tensor
     gradient: Tensor  # [rows, draft_vocab] of the logits
 
@@ -144,6 +149,7 @@ def _chunk(logits: Tensor, targets: HeadTargets, scales: LossScales, rows: slice
     target_probs = targets.top_probs[rows] * is_known
     top_probs = probs.gather(1, top_ids)
     overlap = torch.minimum(top_probs, target_probs).sum(-1)
+    accepted, towards = _shared(top_probs * is_known, target_probs)
     has_label = (labels >= 0).float()
     label_ids = labels.clamp_min(0).unsqueeze(1)
     label_probs = probs.gather(1, label_ids)
@@ -153,15 +159,27 @@ def _chunk(logits: Tensor, targets: HeadTargets, scales: LossScales, rows: slice
         -scales.label * has_label * _log(label_probs).squeeze(1)
         - scales.soft * (soft * _log(top_probs)).sum(-1)
         + scales.distance * (2.0 - 2.0 * overlap)
+        + scales.shared * (1.0 - accepted)
     )
-    # d min(p_i, t_i) / d logit_j = p_i (1[i = j] - p_j) where p_i < t_i, and 0 elsewhere.
-    pulled = 2.0 * scales.distance * top_probs * (top_probs < target_probs)
+    # d f(p) / d logit_j = sum_i df / dp_i p_i (1[i = j] - p_j); min(p_i, t_i) has the derivative 1
+    # where p_i < t_i, and 0 elsewhere.
+    slopes = 2.0 * scales.distance * (top_probs < target_probs) + scales.shared * towards * is_known
+    pulled = top_probs * slopes
     factor = scales.label * has_label + scales.soft * has_soft + pulled.sum(-1)
     probs.mul_((weights * factor).unsqueeze(1))
     pulled = (pulled + scales.soft * soft) * weights.unsqueeze(1)
     probs.scatter_add_(1, top_ids, -pulled)
     probs.scatter_add_(1, label_ids, -(scales.label * has_label * weights).unsqueeze(1))
-    return _Chunk(float((row_losses * weights).sum(dtype=torch.float64)), overlap, best, probs)
+    return _Chunk(float((row_losses * weights).sum(dtype=torch.float64)), accepted, best, probs)
+
+
+def _shared(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows] `shared_acceptance`, and [rows, k] its derivative by the draft's probabilities."""
+    with torch.enable_grad():
+        leaf = draft.detach().requires_grad_()
+        accepted = shared_acceptance(leaf, target)
+        (slopes,) = torch.autograd.grad(accepted.sum(), leaf)
+    return accepted.detach(), slopes
 
 
 def _input_gradients(

@@ -19,13 +19,14 @@ class RowResults:
     """How rows did, by block and depth; places without a label are not valid.
 
     Attributes:
-        overlap: [blocks, drafts] float32 probability that the draft is accepted at temperature 1.
+        acceptance: [blocks, drafts] float32 probability that the draft is accepted at temperature
+            1, drafted with the noise that the target draws with.
         is_hit: [blocks, drafts] bool whether the draft's likeliest token is the true one.
         is_valid: [blocks, drafts] bool.
         confidence: [blocks, drafts] float32 the net's own estimate as a logit; None without one.
     """
 
-    overlap: Tensor
+    acceptance: Tensor
     is_hit: Tensor
     is_valid: Tensor
     confidence: Tensor | None = None

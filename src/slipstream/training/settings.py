@@ -42,7 +42,7 @@ class LossSettings(_Settings):
     """Scales of the parts of the loss; a part that the family lacks is not read.
 
     Attributes:
-        label, soft, distance: See `LossScales`.
+        label, soft, distance, shared: See `LossScales`.
         confidence: Of the cross entropy of the confidence head.
         selector: Of the cross entropy among the candidates of DFlash 2.
         depth_decay: Weight of depth d is exp(-d / it) in blocks, and it^d in EAGLE-3 and MTP.
@@ -51,6 +51,7 @@ class LossSettings(_Settings):
     label: float
     soft: float
     distance: float
+    shared: float = 0.0
     confidence: float
     selector: float
     depth_decay: float = Field(gt=0.0)

@@ -13,7 +13,8 @@ SCALES = {
     "label": LossScales(label=1.0),
     "soft": LossScales(soft=1.0),
     "distance": LossScales(distance=1.0),
-    "all": LossScales(label=0.3, soft=0.2, distance=0.9),
+    "shared": LossScales(shared=1.0),
+    "all": LossScales(label=0.3, soft=0.2, distance=0.9, shared=0.7),
 }
 
 
@@ -26,6 +27,19 @@ def targets_of(generator: torch.Generator) -> HeadTargets:
     labels[::7] = -1
     weights = torch.rand(ROWS, generator=generator)
     return HeadTargets(labels, ids, top.values, weights)
+
+
+def shared_acceptance(draft: Tensor, target: Tensor, is_top: Tensor) -> Tensor:
+    """The definition; all tokens outside the likeliest are one."""
+    rest = [torch.where(is_top, 0.0, x).sum(-1) + 1.0 - x.sum(-1) for x in (draft, target)]
+    draft = torch.cat((torch.where(is_top, draft, 0.0), rest[0].unsqueeze(-1)), -1)
+    target = torch.cat((torch.where(is_top, target, 0.0), rest[1].unsqueeze(-1)), -1)
+    total = torch.zeros(len(draft))
+    for token in range(draft.shape[1] - 1):
+        p, q = target[:, token : token + 1], draft[:, token : token + 1]
+        ratios = torch.maximum(target / p.clamp_min(1e-20), draft / q.clamp_min(1e-20))
+        total = total + torch.where(is_top[:, token], 1.0 / ratios.sum(-1), 0.0)
+    return total
 
 
 def plain_loss(logits: Tensor, targets: HeadTargets, scales: LossScales) -> Tensor:
@@ -42,6 +56,7 @@ def plain_loss(logits: Tensor, targets: HeadTargets, scales: LossScales) -> Tens
         scales.label * label
         - scales.soft * (soft * torch.log(probs)).sum(-1)
         + scales.distance * (2.0 - 2.0 * overlap)
+        + scales.shared * (1.0 - shared_acceptance(probs, target, is_top))
     )
     return (rows * targets.weights).sum()
 
@@ -78,7 +93,7 @@ def test_a_frozen_matrix_gets_no_gradient() -> None:
     assert matrix.grad is None
 
 
-def test_overlap_is_one_where_draft_and_target_agree() -> None:
+def test_a_draft_that_agrees_with_the_target_is_accepted() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -30.0]])
     probs = torch.softmax(logits, -1)
     targets = HeadTargets(
@@ -87,6 +102,6 @@ def test_overlap_is_one_where_draft_and_target_agree() -> None:
 
     result = head_loss([logits], [torch.eye(4)], targets, LossScales(distance=1.0))
 
-    torch.testing.assert_close(result.overlap, torch.ones(1))
+    torch.testing.assert_close(result.acceptance, torch.ones(1))
     assert result.best.tolist() == [2]
     assert float(result.loss) == pytest.approx(0.0, abs=1e-6)

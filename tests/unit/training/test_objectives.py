@@ -57,16 +57,22 @@ def measured(
         return running, batch, objective.measure(running, batch, 1.0)
 
 
-def overlap_of(
+def acceptance_of(
     net: AnyDraftNet, logits: torch.Tensor, labels: BlockLabels, where: tuple[int, ...]
 ) -> float:
-    """Of one row's own distribution with the target's, token by token."""
+    """Of one row's own distribution, drawn with the target's noise, token by token."""
     probs = torch.softmax(logits.detach(), -1)
     ids = DraftIds(net.draft_token_ids, VOCAB_SIZE).of(labels.top_ids[where])
-    return sum(
-        min(float(probs[token]), float(prob))
+    pairs = [
+        (float(prob), float(probs[token]))
         for token, prob in zip(ids.tolist(), labels.top_probs[where], strict=True)
         if token >= 0
+    ]
+    rest = (1.0 - sum(p for p, _ in pairs), 1.0 - sum(q for _, q in pairs))
+    return sum(
+        p * q / sum(max(other[0] * q, other[1] * p) for other in (*pairs, rest))
+        for p, q in pairs
+        if p * q > 0.0
     )
 
 
@@ -98,8 +104,8 @@ def test_a_packed_block_drafts_as_it_would_alone(
             choices = net.choices(row, net.logits(row), previous, state)
             state = choices.state
             if labels.is_valid[pack, block, depth]:
-                expected = overlap_of(net, choices.logits, labels, (pack, block, depth))
-                given = float(outcome.results.overlap[pack * num_blocks + block, depth])
+                expected = acceptance_of(net, choices.logits, labels, (pack, block, depth))
+                given = float(outcome.results.acceptance[pack * num_blocks + block, depth])
                 assert given == pytest.approx(expected, abs=2e-3)
 
 
@@ -131,8 +137,8 @@ def test_an_unrolled_step_drafts_as_it_would_alone(
             )
             if labels.is_valid[pack, block, depth]:
                 logits = net.head(whole.normed[0, 0, -1])
-                expected = overlap_of(net, logits, labels, (pack, block, depth))
-                given = float(outcome.results.overlap[pack * num_blocks + block, depth])
+                expected = acceptance_of(net, logits, labels, (pack, block, depth))
+                given = float(outcome.results.acceptance[pack * num_blocks + block, depth])
                 assert given == pytest.approx(expected, abs=2e-3)
             tokens = torch.cat((tokens, labels.labels[pack, block, depth : depth + 1]))
             positions = torch.cat((positions, positions[-1:] + 1))

@@ -274,7 +274,7 @@ def test_calibration_finds_the_temperature_that_was_wrong() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(4000, 2, generator=generator)
     results = RowResults(
-        overlap=torch.sigmoid(truth),
+        acceptance=torch.sigmoid(truth),
         is_hit=torch.ones(4000, 2, dtype=torch.bool),
         is_valid=torch.ones(4000, 2, dtype=torch.bool),
         confidence=truth * 2.5,
