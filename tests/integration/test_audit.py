@@ -85,7 +85,7 @@ def audit(
     dtype: str,
     configs: Sequence[DrafterConfig],
     *,
-    sampling: str = "greedy,seeded",
+    sampling: str = "greedy,seeded,biased",
     sets: str = SETS,
     conditions: str = CONDITIONS,
     max_tokens: int = 12,

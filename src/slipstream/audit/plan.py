@@ -21,6 +21,9 @@ SAMPLINGS: Mapping[str, SamplingParams] = MappingProxyType(
             frequency_penalty=0.1,
         ),
         "t1.0": SamplingParams(temperature=1.0),
+        "biased": SamplingParams(
+            temperature=0.7, logit_bias={token: 3.0 - token % 7 for token in range(3, 99)}
+        ),
     }
 )
 """Sampling parameters by name; the seed is each case's own."""

@@ -87,8 +87,9 @@ def golden_document(
 
 def _sampling(name: str) -> Json:
     params = SAMPLINGS[name]
-    fields = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    return {field: getattr(params, field) for field in fields}
+    names = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    numbers = {name: getattr(params, name) for name in names}
+    return numbers | {"logit_bias": dict(params.logit_bias)}
 
 
 def _totals(rows: Sequence[Row]) -> Json:

@@ -38,7 +38,10 @@ OnlyOption = Annotated[
     str | None, typer.Option(metavar="ID,...", help="Only the prompts with these ids.")
 ]
 SamplingOption = Annotated[
-    str, typer.Option(help="greedy, t0.7 (top_p 0.9, penalties), t1.0; seeded is the last two.")
+    str,
+    typer.Option(
+        help="greedy, t0.7 (top_p 0.9, penalties), t1.0, biased (logit_bias); seeded is t0.7,t1.0."
+    ),
 ]
 DraftersOption = Annotated[
     str | None,
@@ -85,7 +88,7 @@ def lossless(
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
     only: OnlyOption = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most output tokens of a turn.")] = 64,
-    sampling: SamplingOption = "greedy,seeded",
+    sampling: SamplingOption = "greedy,seeded,biased",
     concurrency: Annotated[str, typer.Option(help="Prompts that run together.")] = "1,8",
     drafters: DraftersOption = None,
     conditions: ConditionsOption = None,

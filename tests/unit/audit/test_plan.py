@@ -58,7 +58,7 @@ def test_merge_on_a_server_is_whatever_it_has() -> None:
 @pytest.mark.parametrize(
     ("parse", "text", "message"),
     [
-        (parse_samplings, "hot", "greedy, t0.7, t1.0, seeded"),
+        (parse_samplings, "hot", "greedy, t0.7, t1.0, biased, seeded"),
         (parse_samplings, " , ", "empty"),
         (parse_concurrencies, "0", "1 to 4096"),
         (parse_concurrencies, "two", "1 to 4096"),
