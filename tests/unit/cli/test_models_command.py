@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from slipstream.cli.main import main
 from slipstream.cli.progress import BarProgress
@@ -377,3 +378,31 @@ def test_show_says_which_tensors_of_a_head_are_missing(
     assert run("models", "show", str(folder)) == 0
 
     assert "there is no tensor mtp.fc.weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3_next", "mtp.layers.0.self_attn.k_proj.weight"),
+        ("qwen3_5_moe", "mtp.layers.0.mlp.gate.weight"),
+        ("deepseek_v3", "model.layers.3.mlp.experts.4.up_proj.weight"),
+        ("deepseek_v3", "model.layers.3.self_attn.kv_b_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_show_looks_at_every_tensor_of_a_head(
+    family: str, name: str, is_missing: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_family(tmp_path, family)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    old = tensors.pop(name)
+    if not is_missing:
+        tensors[name] = old[:-1].clone()
+    save_file(tensors, file)
+
+    assert run("models", "show", str(folder), "--json") == 0
+
+    (problem,) = json.loads(capsys.readouterr().out)["heads"]["problems"]
+    assert name in problem
+    assert problem.startswith("there is no tensor" if is_missing else f"tensor {name} has shape")

@@ -17,19 +17,20 @@ from slipstream.models.decoder import Model, attention_backend
 from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.vocabulary import read_token_ids
 from slipstream.models.hparams import Hparams
-from slipstream.models.layer_reader import LayerReader
 from slipstream.models.layers.embedding import Embedding, PackedEmbedding, TableEmbedding
 from slipstream.models.layers.linear import Linear
 from slipstream.models.load import read_hparams
 from slipstream.models.mtp.ends import HeadEnds
 from slipstream.models.mtp.heads import MtpHead, MtpHeads
 from slipstream.models.mtp.layout import HeadNames, MtpLayout, find_heads, without_heads
+from slipstream.models.mtp.parts import HeadParts, problems_of
 from slipstream.models.weight_reader import Products, WeightReader
 from slipstream.weights.checkpoint import Checkpoint
 
 log = logging.getLogger("slipstream.models")
 
 _MAPS = {"d2t", "t2d"}
+_MAX_NAMED = 8
 _CHUNK = 256  # columns of the target's head that are read at once
 
 
@@ -44,7 +45,7 @@ class MtpCheckpoint:
             for a reduced vocabulary included.
         num_token_parameters: In matrices over tokens, which are not loaded where they are those of
             the decoder.
-        missing: What should be there and is not, as far as names tell.
+        problems: What is missing or of the wrong shape, in words.
     """
 
     layout: MtpLayout
@@ -52,7 +53,7 @@ class MtpCheckpoint:
     target: Hparams
     num_parameters: int
     num_token_parameters: int
-    missing: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 def describe_heads(checkpoint: Checkpoint) -> MtpCheckpoint | None:
@@ -73,27 +74,23 @@ def describe_heads(checkpoint: Checkpoint) -> MtpCheckpoint | None:
         if name.startswith(layout.prefixes)
     }
     over_tokens = {name for head in layout.heads for name in (head.embeddings, head.vocabulary)}
+    hparams = replace(decoder, layers=(attention[-1],) * len(layout.heads))
     return MtpCheckpoint(
         layout,
-        replace(decoder, layers=(attention[-1],) * len(layout.heads)),
+        hparams,
         decoder,
         sum(size for name, size in sizes.items() if name not in over_tokens | _MAPS)
         + (layout.draft_vocab_size or 0) * decoder.hidden_size * over_tokens.isdisjoint(sizes),
         sum(size for name, size in sizes.items() if name in over_tokens),
-        tuple(
-            name
-            for head in layout.heads
-            for part in (head.fusion, head.embedding_norm, head.hidden_norm, head.final_norm)
-            if (name := f"{part}.weight") not in sizes
-        ),
+        tuple(problems_of(checkpoint, layout, hparams)),
     )
 
 
 def misfits(heads: MtpCheckpoint, target: Hparams) -> list[str]:
     """Why heads cannot serve a target, in words; nothing where they can."""
-    problems: list[str] = []
-    if heads.missing:
-        problems.append(f"there is no tensor {', '.join(heads.missing)}")
+    problems = list(heads.problems[:_MAX_NAMED])
+    if more := len(heads.problems) - len(problems):
+        problems.append(f"and {more} more like these")
     mine, depth = heads.hparams, heads.layout.num_target_layers
     if mine.hidden_size != target.hidden_size:
         problems.append(
@@ -158,7 +155,7 @@ class _HeadLoader:
         self._described = described
         self._target = target
         self._reader = WeightReader(checkpoint, products)
-        self._layers = LayerReader(self._reader, described.hparams)
+        self._parts = HeadParts(self._reader, described.hparams)
         self._own_bytes = 0
         self._compared: dict[str, Tensor] = {}
 
@@ -189,14 +186,8 @@ class _HeadLoader:
         return loaded
 
     def _head(self, index: int, names: HeadNames, shared: Linear | None) -> MtpHead:
-        hidden = self._described.hparams.hidden_size
-        return MtpHead(
-            fusion=self._reader.linear({names.fusion: hidden}, 2 * hidden),
-            embedding_norm=self._layers.norm(names.embedding_norm, hidden),
-            hidden_norm=self._layers.norm(names.hidden_norm, hidden),
-            layer=self._layers.layer(index, names.layer),
-            final_norm=self._layers.norm(names.final_norm, hidden),
-            ends=HeadEnds(
+        return self._parts.read(index, names)(
+            HeadEnds(
                 ModelEnds(self._target),
                 self._embedding(names.embeddings),
                 self._vocabulary(names.vocabulary, shared),
