@@ -143,15 +143,22 @@ def loaded(path: Path) -> tuple[LoadedTarget, MtpHeads]:
     return target, load_heads(open_checkpoint(path), target.model, torch.float32)
 
 
-def test_a_conversation_of_thirty_turns_stays_the_plain_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(family, ("float32", "bfloat16")[number % 2]) for number, family in enumerate(CONFIGS)],
+)
+def test_a_conversation_of_thirty_turns_stays_the_plain_one(
+    tmp_path: Path, family: str, dtype: str
+) -> None:
     """Earlier answers come back as prompts."""
-    path = write_tiny_family(tmp_path / "target", "qwen3_5")
+    path = write_tiny_family(tmp_path / "target", family)
     rng = np.random.default_rng(0)
-    settings = with_mtp(path, "qwen3_5", "float32", "mtp and suffix")
+    settings = with_mtp(path, family, dtype, "mtp and suffix")
     settings |= {"memory.kv_bytes": "4MiB", "model.max_model_len": 512}
+    off = {"model.dtype": dtype}
     text: list[int] = []
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=8, ignore_eos=True)
-    with DraftingLLM(path, settings, []) as llm, tiny_llm(path, []) as plain:
+    with DraftingLLM(path, settings, []) as llm, tiny_llm(path, [], off) as plain:
         for turn in range(30):
             text += rng.integers(3, VOCAB_SIZE, 6).tolist()
             asked = replace(params, temperature=float(turn % 2))
