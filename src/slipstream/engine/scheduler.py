@@ -88,7 +88,7 @@ class Scheduler:
         is_tight = self._kv.usage().pressure >= self._limits.high_at
         pending = list(self.running)
         decoding = [item for item in pending if item.num_remaining == 1]
-        has_prefill = bool(len(self._queue)) or len(decoding) < len(pending)
+        has_prefill = len(decoding) < len(pending) or self._admissible(now_s) is not None
         rows_to_spare = max(step.rows_left - len(decoding), 0)
         step.rows_for_drafts = 0 if is_tight else rows_to_spare // (2 if has_prefill else 1)
         for request in decoding:
@@ -127,10 +127,7 @@ class Scheduler:
         step.add(PlanItem(request, num_tokens, NO_DRAFT, is_last_chunk=is_last))
 
     def _admit(self, step: _Step, now_s: float) -> None:
-        while step.rows_left and len(self.running) < self._limits.max_num_requests:
-            request = self._queue.best(now_s)
-            if request is None or not self._has_room(request) or not self._kv.can_open():
-                return
+        while step.rows_left and (request := self._admissible(now_s)) is not None:
             needs_all_rows = request.params.prompt_logprobs and request.index == 0
             request.lease = self._kv.open(
                 request.request_id, request.tokens, request.salt, use_prefix=not needs_all_rows
@@ -140,6 +137,15 @@ class Scheduler:
             request.phase = Phase.RUNNING
             step.admitted.append(request)
             self._plan_chunk(step, request)
+
+    def _admissible(self, now_s: float) -> Request | None:
+        """The next request of the queue, if nothing keeps it there."""
+        if len(self.running) >= self._limits.max_num_requests:
+            return None
+        request = self._queue.best(now_s)
+        if request is None or not self._has_room(request) or not self._kv.can_open():
+            return None
+        return request
 
     def _has_room(self, request: Request) -> bool:
         """Whether the whole prompt fits beside the others without reaching the watermark."""

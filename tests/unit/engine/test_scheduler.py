@@ -134,6 +134,16 @@ def test_drafts_leave_half_of_the_rows_to_prompts_that_are_being_computed() -> N
     assert prefill.num_tokens >= 9
 
 
+def test_drafts_leave_nothing_to_requests_that_cannot_be_admitted() -> None:
+    """With a queue in front of a full engine there is no prompt to leave rows to."""
+    bench = Bench(max_num_requests=2, draft=DraftLimit(8, 30))
+    bench.add(*(make_request(name=name) for name in "abcde"))
+    bench.step()
+    plan = bench.plan()
+    assert len(bench.queue) == 3
+    assert [item.draft.max_draft_nodes for item in plan.items] == [30, 30]
+
+
 @pytest.mark.parametrize("num_left", range(1, 6))
 def test_no_draft_is_longer_than_the_output_that_may_follow(num_left: int) -> None:
     bench = Bench(draft=DraftLimit(8, 16))
