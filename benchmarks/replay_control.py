@@ -13,15 +13,20 @@ data` writes them). Costs and `--ask`, the cost of asking the drafter, are in pa
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 
-from benchmarks.replay_drafters import MAX_DRAFT_LEN, MAX_DRAFT_NODES, RESOURCES, accepted_nodes
+from benchmarks.replay_drafters import (
+    MAX_DRAFT_LEN,
+    MAX_DRAFT_NODES,
+    RESOURCES,
+    Answer,
+    accepted_nodes,
+    read_answers,
+)
 
 from slipstream.config.control import CostControl
 from slipstream.config.speculation import SuffixConfig
@@ -37,23 +42,12 @@ from slipstream.speculation.tree import EMPTY_TREE
 BOUNDS = DraftLimit(MAX_DRAFT_LEN, MAX_DRAFT_NODES)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One line of the file."""
-
-    category: str
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-
-
 @dataclass(slots=True)
 class Tally:
-    """Tokens, and the time they took in passes of one row; drafts verified and tokens kept."""
+    """Tokens, and the time they took in passes of one row."""
 
     num_tokens: int = 0
     time: float = 0.0
-    num_drafts: int = 0
-    num_accepted: int = 0
 
     @property
     def gain(self) -> float:
@@ -86,8 +80,8 @@ class Replay:
 
     def answer(self, request_id: str, answer: Answer, tally: Tally) -> None:
         """Give an answer's tokens as the target would, step by step."""
-        output, prompt_len = answer.response_ids, len(answer.prompt_ids)
-        tokens, num_new = [*answer.prompt_ids, output[0]], 1
+        output, prompt_len = answer["response_ids"], len(answer["prompt_ids"])
+        tokens, num_new = [*answer["prompt_ids"], output[0]], 1
         salt = "" if self._is_shared else request_id
         while True:
             done = len(tokens) - prompt_len
@@ -128,19 +122,7 @@ class Replay:
         new = truth[: len(path) + 1]
         tally.num_tokens += len(new)
         tally.time += cost + ask
-        tally.num_drafts += bool(tree)
-        tally.num_accepted += len(path)
         return new
-
-
-def _read(path: Path, count: int) -> list[Answer]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        fields = [json.loads(line) for line in islice(lines, count)]
-    return [
-        Answer(line["category"], line["prompt_ids"], line["response_ids"])
-        for line in fields
-        if len(line["response_ids"]) > 1
-    ]
 
 
 def _floats(text: str) -> list[float]:
@@ -163,19 +145,22 @@ def main() -> None:
     parser.add_argument("--min-gain", type=_floats, default=[CostControl().min_gain])
     parser.add_argument("--shared", action="store_true", help="Draft from earlier answers too.")
     args = parser.parse_args()
-    answers = _read(args.answers_file, args.answers)
+    read = read_answers(args.answers_file, args.answers)
+    answers = [answer for answer in read if len(answer["response_ids"]) > 1]
     for decay, min_gain in product(args.decay, args.min_gain):
         control = CostControl(decay=decay, min_gain=min_gain)
         replay = Replay(control, args.costs, args.ask, is_shared=args.shared)
         tallies: dict[str, Tally] = {}
         for number, answer in enumerate(answers):
-            replay.answer(str(number), answer, tallies.setdefault(answer.category, Tally()))
-        num_tokens = sum(tally.num_tokens for tally in tallies.values())
-        time = sum(tally.time for tally in tallies.values())
+            replay.answer(str(number), answer, tallies.setdefault(answer["category"], Tally()))
+        total = Tally(
+            sum(tally.num_tokens for tally in tallies.values()),
+            sum(tally.time for tally in tallies.values()),
+        )
         worst = sorted(tallies, key=lambda category: tallies[category].gain)[:3]
         named = ", ".join(f"{category} {tallies[category].gain:.3f}" for category in worst)
         sys.stdout.write(
-            f"decay {decay}, min_gain {min_gain}: gain {num_tokens / time:.4f}; least: {named}\n"
+            f"decay {decay}, min_gain {min_gain}: gain {total.gain:.4f}; least: {named}\n"
         )
         sys.stdout.flush()
 

@@ -6,7 +6,7 @@ from. Usage:
 
     python benchmarks/replay_drafters.py ANSWERS.jsonl.gz [--answers 1000] [--out FILE.json]
 
-Each line of the file: `prompt_ids`, `response_ids`, `temperature`.
+Each line of the file: `prompt_ids`, `response_ids`, `temperature`, `category`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Answer(TypedDict):
     prompt_ids: list[int]
     response_ids: list[int]
     temperature: float
+    category: str
 
 
 @dataclass
@@ -81,6 +82,13 @@ class Tally:
     @property
     def mean_acceptance_length(self) -> float:
         return self.num_tokens / max(self.num_steps, 1)
+
+
+def read_answers(path: Path, count: int) -> list[Answer]:
+    """The first answers of a file, which may be compressed."""
+    opening = gzip.open if path.suffix == ".gz" else open
+    with opening(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in islice(lines, count)]
 
 
 def replay(drafters: Sequence[Drafter], answers: Sequence[Answer]) -> dict[float, Tally]:
@@ -204,8 +212,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Only variants whose name contains this.")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with gzip.open(args.answers_file, "rt", encoding="utf-8") as lines:
-        answers: list[Answer] = [json.loads(line) for line in islice(lines, args.answers)]
+    answers = read_answers(args.answers_file, args.answers)
     rows = []
     for name, build in _variants().items():
         if args.only not in name:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from slipstream.errors import WeightsError
 from slipstream.kernels.matrix import StoredWeight
 from slipstream.models.layers.linear import Linear, MatrixLinear
-from slipstream.models.weight_reader import Products, WeightReader
+from slipstream.models.weight_reader import Products, WeightReader, joined, require_shape
 from slipstream.weights.checkpoint import Checkpoint
 
 
@@ -29,22 +30,18 @@ class HeaderReader(WeightReader):
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Of this shape, without data."""
-        found = self._shapes.get(name)
-        if found is None:
+        if name not in self._shapes:
             self.problems.append(f"there is no tensor {name}")
-        elif found != shape:
-            self.problems.append(
-                f"tensor {name} has shape {list(found)}, but config.json asks for {list(shape)}"
-            )
+            return torch.empty(shape, device="meta")
+        try:
+            require_shape(name, self._shapes[name], shape)
+        except WeightsError as error:
+            self.problems.append(error.message)
         return torch.empty(shape, device="meta")
-
-    def weight(self, name: str, *shape: int) -> StoredWeight:
-        """As `tensor`."""
-        return self.tensor(name, *shape)
 
     def linear_of(self, parts: Sequence[StoredWeight], bias: Tensor | None = None) -> Linear:
         """A product that cannot be computed."""
-        return MatrixLinear(torch.cat([part for part in parts if isinstance(part, Tensor)]), bias)
+        return MatrixLinear(joined(parts), bias)
 
     def exact_linear_of(self, parts: Sequence[StoredWeight]) -> Linear:
         """As `linear_of`."""

@@ -81,7 +81,7 @@ class WeightReader:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that must have this shape."""
         tensor = self._checkpoint.take(name)
-        _require_shape(name, tuple(tensor.shape), shape)
+        require_shape(name, tuple(tensor.shape), shape)
         if not tensor.is_floating_point() or tensor.itemsize < _LEAST_BYTES:
             raise WeightsError(
                 f"tensor {name} is of type {str(tensor.dtype).removeprefix('torch.')}; weights "
@@ -95,7 +95,7 @@ class WeightReader:
         blocks = self._checkpoint.raw(name) if self.kernels is not None else None
         if blocks is None:
             return self.tensor(name, *shape)
-        _require_shape(name, blocks.shape, shape)
+        require_shape(name, blocks.shape, shape)
         if can_hold(blocks):
             self.num_in_blocks += 1
             return blocks
@@ -135,7 +135,7 @@ class WeightReader:
             linear = NativeLinear(self.kernels, parts, bias, self._activations)
             self._matrices.append(linear.matrix)
             return linear
-        return self._factory.make(_joined(parts), bias)
+        return self._factory.make(joined(parts), bias)
 
     def exact_linear_of(self, parts: Sequence[StoredWeight]) -> Linear:
         """As `linear_of`, from and to float32: for products that decide something."""
@@ -143,15 +143,21 @@ class WeightReader:
             linear = NativeLinear(self.kernels, parts, dtype=torch.float32)
             self._matrices.append(linear.matrix)
             return linear
-        return self._exact_factory.make(_joined(parts))
+        return self._exact_factory.make(joined(parts))
 
 
-def _joined(parts: Sequence[StoredWeight]) -> Tensor:
+def joined(parts: Sequence[StoredWeight]) -> Tensor:
+    """Matrices one below the other, none of them in blocks."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _require_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+def require_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Refuse a tensor of another shape.
+
+    Raises:
+        WeightsError: Names it and both shapes.
+    """
     if given != wanted:
         raise WeightsError(
             f"tensor {name} has shape {list(given)}, but config.json asks for {list(wanted)}"

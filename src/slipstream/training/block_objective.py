@@ -106,7 +106,9 @@ class BlockObjective:
             head = self._dspark_head(net, hidden, labels, rows)
             confidence = net.confidence_logits(rows.hidden, rows.previous)
         else:
-            head = head_loss([rows.hidden], [_vocabulary(net)], targets, self._scales())
+            head = head_loss(
+                [rows.hidden], [_vocabulary(net)], targets, LossScales.of(self._losses)
+            )
         loss = head.loss
         if isinstance(net, DFlash2Net):
             selected = self._selector_loss(net, rows)
@@ -117,10 +119,6 @@ class BlockObjective:
             )
             loss = loss + self._losses.confidence * (wrong * targets.weights).sum()
         return Outcome(loss, _results(head, targets, is_valid, confidence))
-
-    def _scales(self) -> LossScales:
-        losses = self._losses
-        return LossScales(losses.label, losses.soft, losses.distance, losses.shared)
 
     def _draft_hidden(self, net: AnyBlockNet, batch: BlockBatch) -> Tensor:
         """[packs, anchors, drafts, hidden] behind the final norm."""
@@ -146,7 +144,7 @@ class BlockObjective:
             embedded = _markov_inputs(net, hidden, labels.previous)
             inputs.append(embedded[labels.is_valid])
             matrices.append(net.parameters["markov_head.markov_w2.weight"])
-        return head_loss(inputs, matrices, rows.targets, self._scales())
+        return head_loss(inputs, matrices, rows.targets, LossScales.of(self._losses))
 
     def _selector_loss(self, net: DFlash2Net, rows: _Rows) -> Tensor:
         """Cross entropy among a row's candidates, where the true token is one of them."""

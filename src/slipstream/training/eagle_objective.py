@@ -80,8 +80,7 @@ class EagleObjective:
         """See `Objective`."""
         assert isinstance(net, Eagle3Net)
         assert isinstance(batch, EagleBatch)
-        losses = self._losses
-        scales = LossScales(losses.label, losses.soft, losses.distance, losses.shared)
+        scales = LossScales.of(self._losses)
         rows, context = _first_step(net, batch)
         earlier = list(rows.layers)
         normed = [rows.normed]

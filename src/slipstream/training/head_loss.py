@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.training.settings import LossSettings
 from slipstream.training.shared_noise import shared_acceptance
 
 _CHUNK_ROWS = 256
@@ -56,6 +57,11 @@ class LossScales:
     soft: float = 0.0
     distance: float = 0.0
     shared: float = 0.0
+
+    @staticmethod
+    def of(losses: LossSettings) -> LossScales:
+        """Those of a run's settings."""
+        return LossScales(losses.label, losses.soft, losses.distance, losses.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,7 @@ def _chunk(logits: Tensor, targets: HeadTargets, scales: LossScales, rows: slice
     target_probs = targets.top_probs[rows] * is_known
     top_probs = probs.gather(1, top_ids)
     overlap = torch.minimum(top_probs, target_probs).sum(-1)
-    accepted, towards = _shared(top_probs * is_known, target_probs)
+    accepted, towards = _shared(top_probs, target_probs, is_known, wants_slopes=scales.shared > 0.0)
     has_label = (labels >= 0).float()
     label_ids = labels.clamp_min(0).unsqueeze(1)
     label_probs = probs.gather(1, label_ids)
@@ -163,7 +169,7 @@ def _chunk(logits: Tensor, targets: HeadTargets, scales: LossScales, rows: slice
     )
     # d f(p) / d logit_j = sum_i df / dp_i p_i (1[i = j] - p_j); min(p_i, t_i) has the derivative 1
     # where p_i < t_i, and 0 elsewhere.
-    slopes = 2.0 * scales.distance * (top_probs < target_probs) + scales.shared * towards * is_known
+    slopes = 2.0 * scales.distance * (top_probs < target_probs) + scales.shared * towards
     pulled = top_probs * slopes
     factor = scales.label * has_label + scales.soft * has_soft + pulled.sum(-1)
     probs.mul_((weights * factor).unsqueeze(1))
@@ -173,11 +179,15 @@ def _chunk(logits: Tensor, targets: HeadTargets, scales: LossScales, rows: slice
     return _Chunk(float((row_losses * weights).sum(dtype=torch.float64)), accepted, best, probs)
 
 
-def _shared(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows] `shared_acceptance`, and [rows, k] its derivative by the draft's probabilities."""
-    with torch.enable_grad():
-        leaf = draft.detach().requires_grad_()
-        accepted = shared_acceptance(leaf, target)
+def _shared(
+    draft: Tensor, target: Tensor, is_known: Tensor, *, wants_slopes: bool
+) -> tuple[Tensor, Tensor]:
+    """[rows] `shared_acceptance`; [rows, k] its derivative by the draft's probabilities, or 0."""
+    with torch.set_grad_enabled(wants_slopes):
+        leaf = draft.detach().requires_grad_(wants_slopes)
+        accepted = shared_acceptance(leaf * is_known, target)
+        if not wants_slopes:
+            return accepted, torch.zeros_like(draft)
         (slopes,) = torch.autograd.grad(accepted.sum(), leaf)
     return accepted.detach(), slopes
 

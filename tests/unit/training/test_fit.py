@@ -184,13 +184,16 @@ def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Datase
         torch.testing.assert_close(trainer.state()[moments], expected, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("size", ["num_layers", "intermediate_size"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [
+        *((family, "intermediate_size") for family in FAMILIES),
+        *((family, "num_layers") for family in FAMILIES if family != "mtp"),  # which has one
+    ],
+)
 def test_a_larger_net_starts_as_the_smaller_one(
     family: DraftFamily, size: str, target: TrainingTarget, dataset: Dataset, tmp_path: Path
 ) -> None:
-    if (family, size) == ("mtp", "num_layers"):
-        pytest.skip("such heads have one layer")
     settings = tiny_settings(family)
     small = trainer_of(settings, target, dataset)
     begin(tmp_path / "run", settings, target, dataset)

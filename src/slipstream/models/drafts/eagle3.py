@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.models.drafts.hparams import Eagle3Hparams
 from slipstream.models.drafts.net import DraftNet
-from slipstream.models.drafts.parts import Context, LayerKv, gated_mlp
+from slipstream.models.drafts.parts import Context, LayerKv, empty_context, gated_mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ class Eagle3Net(DraftNet[Eagle3Hparams]):
         """
         tokens, positions, x = tokens.unsqueeze(1), positions.unsqueeze(1), hidden.float()
         x = x.unsqueeze(1)
+        nothing = empty_context(self.hparams.body, len(x), 1)
         layers: list[LayerKv] = []
         for index in range(self.hparams.body.num_layers):
             x, normed = self._entered(index, x, tokens)
             rows = self.keys_values(index, normed, positions)
             layers.append(LayerKv(rows.keys[:, 0], rows.values[:, 0]))
             if index + 1 < self.hparams.body.num_layers:
-                nothing = _no_context(rows, index)
                 x = self._layer(index, x, normed, positions, nothing, rows, visible.unsqueeze(1))
         return layers
 
@@ -143,10 +143,3 @@ def _joined(earlier: LayerKv, rows: LayerKv) -> LayerKv:
     return LayerKv(
         torch.cat((earlier.keys, rows.keys), 2), torch.cat((earlier.values, rows.values), 2)
     )
-
-
-def _no_context(rows: LayerKv, index: int) -> Context:
-    """A context of no rows, for layers up to `index`."""
-    keys = rows.keys[:, 0, :0]
-    nowhere = torch.zeros(len(keys), 1, 0)
-    return Context([LayerKv(keys, keys)] * (index + 1), nowhere[:, 0].long(), nowhere.bool())
