@@ -122,6 +122,21 @@ def test_errors_end_with_a_hint(
     failing: list[tuple[Arguments, int, str]] = [
         (["train", "data", "--out", tmp_path / "x"], 2, "nothing to learn from"),
         (
+            [
+                "train",
+                "fit",
+                "--data",
+                data,
+                "--out",
+                tmp_path / "x",
+                *flags(model),
+                "--objective",
+                "y",
+            ],
+            2,
+            "--family must be one of",
+        ),
+        (
             ["train", "fit", "--data", tmp_path, "--out", tmp_path / "x", *flags(model)],
             1,
             "no folder",

@@ -11,10 +11,13 @@ from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import CacheOption, DataOption, TapsOption, open_target
 
 FamilyOption = Annotated[
-    str, typer.Option(help="Kind of drafter: dspark, eagle3, mtp, dflash or dflash2.")
+    str,
+    typer.Option(
+        "--family", "--objective", help="Kind of drafter: dspark, eagle3, mtp, dflash or dflash2."
+    ),
 ]
 LayersOption = Annotated[
-    int | None, typer.Option(min=1, help="Not given: 2; eagle3 and mtp have 1.")
+    int | None, typer.Option(min=1, help="Not given: 2, or 1 for eagle3 and mtp.")
 ]
 LengthOption = Annotated[
     int | None,

@@ -172,7 +172,10 @@ def choose_settings(target: TrainingTarget, dataset: Dataset, options: FitOption
     named = options.net.family
     family = next((item for item in FAMILIES.values() if item.name == named), None)
     if family is None:
-        raise ConfigError(f'--family must be one of {", ".join(FAMILIES)}, got "{named}"')
+        raise ConfigError(
+            f'--family must be one of {", ".join(FAMILIES)}, got "{named}"',
+            hint="docs/guides/training.md says which is for what; dspark is the default",
+        )
     try:
         net = _choose_net(family, target, dataset, options)
         rate = options.learning_rate or _RATES.get(options.course["optimiser"], 1.0)

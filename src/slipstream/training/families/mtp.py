@@ -45,7 +45,10 @@ class MtpFamily(ChainFamily[MtpHparams]):
     def hparams(self, settings: NetSettings, target: Hparams) -> MtpHparams:
         """See `TrainingFamily`."""
         if settings.num_layers != 1:
-            raise ConfigError(f"{self.name} has one layer, got --layers {settings.num_layers}")
+            raise ConfigError(
+                f"{self.name} has one layer, got --layers {settings.num_layers}",
+                hint="leave out --layers",
+            )
         common = self._common(settings, target)
         last = self.tap_layer_ids(target.num_layers)
         if settings.tap_layer_ids != last:
