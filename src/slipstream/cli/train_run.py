@@ -110,7 +110,8 @@ def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     settings = choose_settings(target, dataset, options)
     pieces = _pieces(dataset, "train", settings.fit)
     folder = RunFolder(options.files.out)
-    start = options.files.start and restore_start(options.files.start, target, settings)
+    answers = dataset.of_side("train")
+    start = options.files.start and restore_start(options.files.start, target, settings, answers)
     record = RunRecord(
         target=target.identity,
         dataset_sha256=dataset.manifest.sha256,

@@ -43,6 +43,12 @@ class TrainedNet:
     token_ids: Tensor | None
     tap_scales: Tensor
 
+    def known_ids(self) -> Tensor:
+        """[draft_vocab] int64 target ids of the tokens that it knows, ascending."""
+        if self.token_ids is None:
+            return torch.arange(self.hparams.draft_vocab_size)
+        return self.token_ids
+
     def trained(self) -> dict[str, Tensor]:
         """The parameters that are optimised, in a fixed order."""
         return {name: p for name, p in sorted(self.parameters.items()) if p.requires_grad}
@@ -90,12 +96,15 @@ def new_net(settings: NetSettings, target: Hparams, start: Start, seed: int) -> 
 
 
 def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
-    """Give a net the weights of one that has a narrower MLP or fewer layers at most.
+    """Give a net the weights of one that has a narrower MLP, fewer layers or fewer tokens at most.
 
     Both compute the same: new channels are read by nothing yet, new layers add nothing, and the
-    rest of them starts at random.
+    rest of them starts at random. Only new tokens take part at once: their rows of the head are
+    the target's, made as large as those that were trained.
     """
     known = smaller.trained()
+    of_tokens = family_for(net.hparams).of_tokens
+    places = torch.searchsorted(net.known_ids(), smaller.known_ids())
     with torch.no_grad():
         for name, grown in net.trained().items():
             if name not in known:
@@ -103,6 +112,16 @@ def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
                     grown.zero_()
                 continue
             old = known[name]
+            if name in of_tokens:
+                if name == HEAD:
+                    grown.mul_(_share_of(grown[places], old))
+                grown[places] = old
+                continue
             if old.ndim == 2:
                 grown[:, old.shape[1] :] = 0.0
             grown[tuple(map(slice, old.shape))] = old
+
+
+def _share_of(rows: Tensor, trained: Tensor) -> Tensor:
+    """The factor of `rows` that brings them nearest to what became of them."""
+    return (rows * trained).sum() / rows.square().sum()

@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.identity import TargetIdentity, identify
+from slipstream.training.answers import Answer
 from slipstream.training.dataset import Dataset
+from slipstream.training.draft_vocab import select_draft_tokens
 from slipstream.training.nets import TrainedNet, new_net, take_over
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord, differences
 from slipstream.training.settings import RunSettings
@@ -25,7 +27,7 @@ from slipstream.training.target import TargetReader, read_ends
 
 DEFAULT_NUM_TOP = 64
 _FIXED_FILE = "fixed.safetensors"
-_GROWING = ("num_layers", "intermediate_size")
+_GROWING = ("num_layers", "intermediate_size", "draft_vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,15 @@ def start_net(
     return new_net(settings.net, model.hparams, start, settings.fit.seed)
 
 
-def restore_start(path: Path, target: TrainingTarget, settings: RunSettings) -> RestoredRun:
+def restore_start(
+    path: Path, target: TrainingTarget, settings: RunSettings, answers: Sequence[Answer]
+) -> RestoredRun:
     """The run in `path`, for a new one with `settings` to start with its weights.
 
-    The new net may have more layers and a wider MLP; see `take_over`.
+    The new net may have more layers, a wider MLP and more tokens; see `take_over`.
 
+    Args:
+        answers: Their most frequent tokens are those that the net knows beside the old ones.
     Raises:
         ConfigError: Its net has another shape; says which.
         WeightsError: As `restore_run`.
@@ -130,11 +136,14 @@ def restore_start(path: Path, target: TrainingTarget, settings: RunSettings) -> 
         raise ConfigError(
             f"the net in {path} differs from the one to train in {'; '.join(differing)}",
             hint="give the options that it was trained with, or leave out --start-from; only "
-            "--layers and --intermediate may grow",
+            "--layers, --intermediate and --draft-vocab may grow",
         )
-    net = start_net(settings, target, run.fixed)
+    always = run.fixed.token_ids.tolist()
+    size, vocab_size = new.draft_vocab_size, target.identity.vocab_size
+    fixed = replace(run.fixed, token_ids=select_draft_tokens(answers, vocab_size, size, always))
+    net = start_net(settings, target, fixed)
     take_over(net, run.net)
-    return replace(run, net=net)
+    return replace(run, fixed=fixed, net=net)
 
 
 def write_fixed(folder: RunFolder, fixed: FixedParts) -> None:

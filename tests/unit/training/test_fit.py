@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.training.dataset import Dataset
+from slipstream.training.families.table import family_for
 from slipstream.training.fit import fit
 from slipstream.training.packing import arrange, cut_answers
 from slipstream.training.plot import write_plot
@@ -201,7 +202,7 @@ def test_a_larger_net_starts_as_the_smaller_one(
 
     old_size = getattr(settings.net, size)
     larger = tiny_settings(family, {size: 2 * old_size})
-    net = restore_start(tmp_path / "run", target, larger).net
+    net = restore_start(tmp_path / "run", target, larger, dataset.answers).net
     grown = trainer_of(larger, target, dataset, net=net)
 
     packs = arrange(cut_answers(dataset.answers, dataset.indices("train"), PACK_LEN), PACK_LEN, 0)
@@ -214,7 +215,40 @@ def test_a_larger_net_starts_as_the_smaller_one(
         last = f"layers.{larger.net.num_layers - 1}.{name}.weight"
         assert (net.parameters[last] != before[last]).all()
     with pytest.raises(ConfigError, match=size):
-        restore_start(tmp_path / "grown", target, settings)
+        restore_start(tmp_path / "grown", target, settings, dataset.answers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_net_that_knows_more_tokens_starts_with_what_it_knew(
+    family: DraftFamily, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny_settings(family)
+    begin(tmp_path / "run", settings, target, dataset)
+    small = trainer_of(settings, target, dataset)
+    run(small, settings, dataset, tmp_path / "run")
+    size = settings.net.draft_vocab_size
+    larger = tiny_settings(family, {"draft_vocab_size": size + 20})
+
+    start = restore_start(tmp_path / "run", target, larger, dataset.answers)
+
+    old, new = small.net.known_ids(), start.net.known_ids()
+    assert torch.equal(new, start.fixed.token_ids)
+    assert len(new) == size + 20
+    assert (new.diff() > 0).all()
+    places = torch.isin(new, old)
+    assert int(places.sum()) == size
+    for name, before in small.net.trained().items():
+        now = start.net.parameters[name]
+        is_of_tokens = name in family_for(start.net.hparams).of_tokens
+        assert torch.equal(now[places] if is_of_tokens else now, before)
+    rows = start.net.parameters["lm_head.weight"].detach()
+    of_target = start.net.ends.vocabulary[new].float()
+    ratio = float(rows[~places].norm() / of_target[~places].norm())
+    of_known = of_target[places]
+    expected = float((of_known * rows[places]).sum() / of_known.square().sum())
+    assert ratio == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(ConfigError, match="draft_vocab_size"):
+        restore_start(tmp_path / "run", target, tiny_settings(family, {"draft_vocab_size": 5}), ())
 
 
 def test_every_epoch_reads_each_answer_once_in_another_order() -> None:

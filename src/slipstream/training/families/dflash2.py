@@ -18,6 +18,7 @@ class DFlash2Family(BlockFamily[DFlash2Hparams]):
     """Blocks whose paths are selected among candidates."""
 
     name: ClassVar[DraftFamily] = "dflash2"
+    of_tokens: ClassVar = BlockFamily.of_tokens | {"candidate_selector.successor_codebook"}
     architecture: ClassVar = "DFlash2DraftModel"
     speculators_name: ClassVar = "DFlash2Speculator"
 

@@ -24,6 +24,7 @@ class DSparkFamily(BlockFamily[DSparkHparams]):
     losses: ClassVar = LossSettings(
         label=0.0, soft=1.0, distance=0.0, confidence=0.1, selector=0.0, depth_decay=2.0
     )
+    of_tokens: ClassVar = BlockFamily.of_tokens | {"markov_head.markov_w2.weight"}
     architecture: ClassVar = "Qwen3DSparkModel"
     speculators_name: ClassVar = "DSparkSpeculator"
     first_draft_row: ClassVar = 0

@@ -41,6 +41,7 @@ class TrainingFamily(ABC, Generic[H]):
         num_layers, max_draft_len: Where the command does not say.
         losses: That learn fast; docs/log.md says where they differ from the family's paper.
         constants: Parameters that are never optimised.
+        of_tokens: Parameters with a row for each token that the draft knows.
         has_qk_norm: Whether queries and keys are normalised.
         model_type, architecture: What config.json calls the layers and the net.
         speculators_name: The net in the `speculators` format.
@@ -53,6 +54,7 @@ class TrainingFamily(ABC, Generic[H]):
     max_draft_len: ClassVar[int]
     losses: ClassVar[LossSettings]
     constants: ClassVar[frozenset[str]] = frozenset()
+    of_tokens: ClassVar[frozenset[str]] = frozenset({HEAD})
     has_qk_norm: ClassVar[bool]
     model_type: ClassVar[str]
     architecture: ClassVar[str]
