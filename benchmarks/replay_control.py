@@ -105,20 +105,21 @@ class Replay:
         tally: Tally,
     ) -> Sequence[int]:
         limit = self._controller.limit(request_id, BOUNDS)
-        tree, num_proposed, ask = EMPTY_TREE, None, 0.0
-        if limit.max_draft_len:
+        tree, proposed, ask = EMPTY_TREE, {}, 0.0
+        name = self._drafter.name
+        if limit.max_draft_len and self._controller.asks(request_id, name):
             sizes = (limit.max_draft_len, limit.max_draft_nodes)
             context = DraftContext(
                 request_id, tokens, prompt_len, SamplingParams(), SamplingState(), 0, salt, *sizes
             )
             tree = self._drafter.propose([context])[0]
-            num_proposed, ask = len(tree), self._ask
+            proposed, ask = {name: len(tree)}, self._ask
         tree = self._controller.prune({request_id: tree}, 1, 1)[request_id]
         path = accepted_nodes(tree, truth)
         rows = 1 + len(tree)
         cost = self._true_cost.seconds(rows)
-        feedback = StepFeedback(request_id, num_proposed, tree, tuple(path))
-        self._controller.observe([feedback], rows, cost, ask)
+        feedback = StepFeedback(request_id, proposed, tree, tuple(path))
+        self._controller.observe([feedback], rows, cost, {name: ask} if proposed else {})
         new = truth[: len(path) + 1]
         tally.num_tokens += len(new)
         tally.time += cost + ask

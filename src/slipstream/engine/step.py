@@ -113,6 +113,7 @@ def step(stages: Stages) -> StepReport:
         asks,
         num_other_rows=sum(item.num_tokens for item in plan.items),
         num_tokens=sum(item.is_last_chunk for item in plan.items),
+        told_s=told_s,
     )
     batch = build_batch(plan, proposal.trees, stages.proposer.tap_layer_ids)
 
@@ -139,12 +140,12 @@ def step(stages: Stages) -> StepReport:
         plan=plan,
         commits=commits,
         num_rows=len(batch.forward.tokens),
-        draft_s=told_s + proposal.draft_s + absorbed_s - committed_s,
+        draft_s=proposal.draft_s + absorbed_s - committed_s,
         target_s=forwarded_s - started_s,
         sample_s=verified_s - forwarded_s,
         commit_s=committed_s - verified_s,
     )
-    _observe(stages, proposal, told_s + proposal.draft_s, report)
+    _observe(stages, proposal, report)
     return report
 
 
@@ -241,8 +242,8 @@ def _drawn_rows(
     return DrawnRows(verdict.rows[:num_new], tuple(rows), verdict.tokens[:num_new])
 
 
-def _observe(stages: Stages, proposal: Proposal, draft_s: float, report: StepReport) -> None:
-    """Drafters and controller learn what was kept; `draft_s` is what asking for drafts took."""
+def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:
+    """Drafters and controller learn what was kept."""
     observations = []
     feedback = []
     for commit in report.commits:
@@ -251,7 +252,7 @@ def _observe(stages: Stages, proposal: Proposal, draft_s: float, report: StepRep
         feedback.append(
             StepFeedback(
                 request.request_id,
-                proposal.num_proposed.get(request.request_id),
+                proposal.proposed.get(request.request_id, {}),
                 commit.tree,
                 commit.path,
             )
@@ -266,7 +267,9 @@ def _observe(stages: Stages, proposal: Proposal, draft_s: float, report: StepRep
                 is_finished=request.is_finished,
             )
         )
-    stages.proposer.controller.observe(feedback, report.num_rows, report.verify_s, draft_s)
+    stages.proposer.controller.observe(
+        feedback, report.num_rows, report.verify_s, proposal.drafter_s
+    )
     for drafter in stages.proposer.drafters:
         drafter.observe(observations)
 

@@ -1,8 +1,8 @@
-"""What drafts have turned out to be worth, for one request and over all of them."""
+"""What drafts of one drafter have turned out to be worth, for one request or over all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.speculation.tree import ROOT, DraftTree
@@ -31,17 +31,30 @@ class DraftRecord:
         """Whether drafts have cost more than they brought."""
         return self.gain < self.price
 
-    def observe(self, tree: DraftTree, path: Sequence[int], price: float, decay: float) -> None:
-        """Count one draft, of which `path` was kept; the past keeps the weight `decay`."""
-        kept = set(path)
+    def observe(
+        self,
+        tree: DraftTree,
+        nodes: Collection[int],
+        path: Sequence[int],
+        price: float,
+        decay: float,
+    ) -> None:
+        """Count one draft, of which `path` was kept; the past keeps the weight `decay`.
+
+        Args:
+            nodes: Those of the tree that this record is about.
+        """
+        kept = set(path).intersection(nodes)
+        depth = max((tree.depths[node] for node in nodes), default=0)
         claims, hits = [0.0] * MAX_DEPTH, [0.0] * MAX_DEPTH
-        for node, depth in enumerate(tree.depths):
-            claims[_place(depth)] += tree.scores[node]
-            hits[_place(depth)] += node in kept
-        for at in range(min(tree.depth, MAX_DEPTH)):
+        for node in nodes:
+            at = _place(tree.depths[node])
+            claims[at] += tree.scores[node]
+            hits[at] += node in kept
+        for at in range(min(depth, MAX_DEPTH)):
             self.claimed[at] = decay * self.claimed[at] + claims[at]
             self.accepted[at] = decay * self.accepted[at] + hits[at]
-        self.gain = decay * self.gain + (1.0 - decay) * len(path)
+        self.gain = decay * self.gain + (1.0 - decay) * len(kept)
         self.price = decay * self.price + (1.0 - decay) * price
 
     def truth(self, depth: int, expected: float = 1.0) -> float:
@@ -49,25 +62,23 @@ class DraftRecord:
         at = _place(depth)
         return (self.accepted[at] + PRIOR * expected) / (self.claimed[at] + PRIOR)
 
-    def worths(self, tree: DraftTree, others: DraftRecord) -> list[float]:
-        """[nodes] probability that each node is accepted: its score, corrected by experience.
 
-        Children exclude each other, so together they are worth at most their parent.
+def worths(tree: DraftTree, truths: Sequence[float]) -> list[float]:
+    """[nodes] probability that each node is accepted: its score, corrected by experience.
 
-        Args:
-            others: What to expect where this record knows little.
-        """
-        worths = [
-            score * self.truth(depth, others.truth(depth))
-            for score, depth in zip(tree.scores, tree.depths, strict=True)
-        ]
-        for parent in range(ROOT, len(tree)):
-            children = tree.children(parent).values()
-            most = 1.0 if parent == ROOT else worths[parent]
-            total = sum(worths[child] for child in children) or 1.0
-            for child in children:
-                worths[child] = min(worths[child] * min(most / total, 1.0), most)
-        return worths
+    Children exclude each other, so together they are worth at most their parent.
+
+    Args:
+        truths: [nodes] how much of what is claimed comes true, see `DraftRecord.truth`.
+    """
+    worths = [score * truth for score, truth in zip(tree.scores, truths, strict=True)]
+    for parent in range(ROOT, len(tree)):
+        children = tree.children(parent).values()
+        most = 1.0 if parent == ROOT else worths[parent]
+        total = sum(worths[child] for child in children) or 1.0
+        for child in children:
+            worths[child] = min(worths[child] * min(most / total, 1.0), most)
+    return worths
 
 
 def _place(depth: int) -> int:

@@ -25,13 +25,13 @@ class StepFeedback:
     """What one step taught about one request.
 
     Attributes:
-        num_proposed: Nodes that the drafters proposed; None if they were not asked.
+        proposed: Drafter that was asked -> nodes of the merged draft that it had proposed.
         tree: The nodes that were verified.
         path: Kept nodes, from the root down.
     """
 
     request_id: str
-    num_proposed: int | None
+    proposed: Mapping[str, int]
     tree: DraftTree
     path: tuple[int, ...]
 
@@ -43,6 +43,10 @@ class LengthController(Protocol):
 
     def limit(self, request_id: str, bounds: DraftLimit) -> DraftLimit:
         """Before drafting: what to ask the drafters for, within `bounds`."""
+        ...
+
+    def asks(self, request_id: str, drafter: str) -> bool:
+        """Before drafting, of each drafter that may propose: whether it is asked."""
         ...
 
     def prune(
@@ -58,9 +62,14 @@ class LengthController(Protocol):
         ...
 
     def observe(
-        self, feedback: Sequence[StepFeedback], rows: int, target_s: float, draft_s: float
+        self,
+        feedback: Sequence[StepFeedback],
+        rows: int,
+        target_s: float,
+        draft_s: Mapping[str, float],
     ) -> None:
-        """After the step: verified drafts, rows of the pass, its time with sampling, drafting's."""
+        """After the step: verified drafts, rows of the pass, its time with sampling, and that of
+        each drafter that was asked."""
         ...
 
     def release(self, request_id: str) -> None:
@@ -74,13 +83,20 @@ class FixedController:
     def limit(self, request_id: str, bounds: DraftLimit) -> DraftLimit:
         return bounds
 
+    def asks(self, request_id: str, drafter: str) -> bool:
+        return True
+
     def prune(
         self, trees: Mapping[str, DraftTree], num_other_rows: int, num_tokens: int
     ) -> dict[str, DraftTree]:
         return dict(trees)
 
     def observe(
-        self, feedback: Sequence[StepFeedback], rows: int, target_s: float, draft_s: float
+        self,
+        feedback: Sequence[StepFeedback],
+        rows: int,
+        target_s: float,
+        draft_s: Mapping[str, float],
     ) -> None:
         pass
 

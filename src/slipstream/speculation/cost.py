@@ -19,8 +19,8 @@ class StepCost:
         decay: Weight that an old measurement keeps when a new one arrives.
     """
 
-    SHAPE_GAIN = 0.03  # weight of a new comparison of two sizes
-    MAX_RATIO = 2.0  # of a pass to what was expected, up or down, that is believed
+    SHAPE_GAIN = 0.05  # weight of a new comparison of two sizes
+    MAX_RATIO = 1.5  # of a pass to what was expected, up or down, that is believed
 
     def __init__(self, profile: Mapping[int, float], decay: float = 0.9) -> None:
         if not profile:

@@ -5,58 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slipstream.speculation.acceptance import DraftRecord
+from slipstream.speculation.acceptance import DraftRecord, worths
 from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
 from slipstream.speculation.cost import StepCost
-from slipstream.speculation.tree import EMPTY_TREE, DraftTree
+from slipstream.speculation.lane import Lane, LaneDraft
+from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 
 ONE_NODE = DraftLimit(1, 1)
 GOLDEN_RATIO = 0.6180339887498949
 
-
-@dataclass(slots=True)
-class _RequestState:
-    """What the controller remembers of one request.
-
-    Attributes:
-        record: Its drafts so far; it starts with what is known of all requests.
-        num_cut_steps: Steps since all that could have been drafted was verified.
-        num_silent_steps: Steps in a row in which the drafters were asked and had nothing to say.
-        backoff: Doubles with every probe that failed.
-        depth: Of the last draft that was verified, probes aside; 0 if all of it was cut.
-        is_muted: Drafting costs more than it brings: no drafter is asked until the next probe.
-        is_probe: In this step one more node is verified than pays.
-    """
-
-    record: DraftRecord
-    num_cut_steps: int
-    num_silent_steps: int = 0
-    backoff: int = 1
-    depth: int = 0
-    is_muted: bool = False
-    is_probe: bool = False
+Lanes = dict[str, Lane]
+"""Drafter -> its lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """What a step's drafts cost, in tokens that plain decoding makes in the same time."""
+    """What a step's drafts cost, in tokens that plain decoding makes in the same time.
 
-    ask: float
+    Attributes:
+        asks: Drafter -> of asking it once; 0 where that is negligible.
+        node: Of verifying a node.
+    """
+
+    asks: Mapping[str, float]
     node: float
 
 
 class CostController:
     """Drafts where a node buys more expected tokens than its row costs.
 
-    A node's worth is its drafter's score, corrected by how often such claims came true for this
-    request, and for all requests where this one is new. Over all requests, nodes are added best
-    first while the batch's tokens per second rise (the prefix scheduler of DSpark, arXiv
-    2607.05147, section 4, for trees). A request whose drafts cost more than they bring is muted:
-    no drafter is asked.
+    A node's worth is its drafter's score, corrected by how often such claims of this drafter came
+    true for this request, and for all requests where this one is new. Over all requests, nodes are
+    added best first while the batch's tokens per second rise (the prefix scheduler of DSpark, arXiv
+    2607.05147, section 4, for trees).
 
-    What is never verified is never learned, so now and then a request that is muted, or whose
-    drafts are cut, has one more node verified than pays: a probe. The wait doubles with each probe
-    that fails, and is so long that probes take at most `PROBE_SHARE` of the time.
+    Each drafter of each request has a lane. A node counts for the cheapest of the drafters that
+    proposed it. A lane whose drafts cost more than they bring is muted: its drafter is not asked.
+
+    What is never verified is never learned, so now and then a lane that is muted, or whose drafts
+    are cut, has one more node verified than pays: a probe. The wait doubles with each probe that
+    fails, and is so long that probes take at most `PROBE_SHARE` of the time.
+
+    What drafts cost is known only beside passes without any, and a wrong belief would hide itself.
+    So now and then a pass is made without its drafts, though they are there: the more often, the
+    less they promise, and so that at most `BARE_SHARE` of the time is lost.
 
     Args:
         cost: Seconds of a pass by its rows; refined here.
@@ -70,11 +62,10 @@ class CostController:
     """
 
     PROBE_SHARE = 0.01
-    MAX_BACKOFF = 8
-    DEEPER_PROBES = 4  # as often again where a draft is verified and could be deeper
-    MAX_SILENT_STEPS = 16
     NEGLIGIBLE_DRAFT_SHARE = 0.01
     POOL_MEMORY = 5  # drafts of the pool that weigh as much as one of a request
+    BARE_SHARE = 0.005
+    LEAST_BARE_INTERVAL = 16
 
     def __init__(
         self,
@@ -90,18 +81,24 @@ class CostController:
         self._probe_interval = probe_interval
         self._min_gain = min_gain
         self._stops_at_loss = stops_at_loss
-        self._pool = DraftRecord()
-        self._requests: dict[str, _RequestState] = {}
-        self._num_requests = 0
-        self._draft_s: float | None = None
-        self._probe_price = 0.0
+        self._pools: dict[str, DraftRecord] = {}
+        self._requests: dict[str, Lanes] = {}
+        self._num_lanes = 0
+        self._draft_s: dict[str, float] = {}
+        self._probe_prices: dict[str, float] = {}
+        self._doubt = 0.0  # reaches 1 where a pass is due without its drafts
+        self._is_bare = False
 
     def limit(self, request_id: str, bounds: DraftLimit) -> DraftLimit:
-        state = self._state(request_id)
-        state.is_probe = state.num_cut_steps >= self._wait(state)
-        if not state.is_muted:
+        lanes = self._requests.get(request_id, {})
+        for name, lane in lanes.items():
+            lane.is_probe = lane.num_cut_steps >= self._wait(name, lane)
+        if not lanes or not all(lane.is_muted for lane in lanes.values()):
             return bounds
-        return ONE_NODE if state.is_probe else NO_DRAFT
+        return ONE_NODE if any(lane.is_probe for lane in lanes.values()) else NO_DRAFT
+
+    def asks(self, request_id: str, drafter: str) -> bool:
+        return self._lane(request_id, drafter).asks
 
     def prune(
         self, trees: Mapping[str, DraftTree], num_other_rows: int, num_tokens: int
@@ -109,123 +106,148 @@ class CostController:
         ranked = sorted(
             (-worth, key, node)
             for key, tree in trees.items()
-            for node, worth in enumerate(self._state(key).record.worths(tree, self._pool))
+            for node, worth in enumerate(self._worths(key, tree))
         )
-        worths = [-item[0] for item in ranked]
-        num_kept = self._best_prefix(worths, num_tokens, num_other_rows)
+        promised = [-item[0] for item in ranked]
+        num_kept, gain = self._best_prefix(promised, num_tokens, num_other_rows)
+        self._is_bare = num_kept > 0 and not self._stops_at_loss and self._doubts(gain)
+        if self._is_bare:
+            return dict.fromkeys(trees, EMPTY_TREE)
         kept: dict[str, list[int]] = {}
         for _, key, node in ranked[:num_kept]:
             kept.setdefault(key, []).append(node)
-        probed: set[str] = set()
+        probed: set[tuple[str, str]] = set()
         for _, key, node in ranked[num_kept:]:
-            if key not in probed and self._state(key).is_probe:
+            name = self._credited(trees[key], node)
+            is_open = trees[key].parents[node] in (ROOT, *kept.get(key, ()))
+            if is_open and (key, name) not in probed and self._lane(key, name).is_probe:
                 kept.setdefault(key, []).append(node)
-                probed.add(key)
+                probed.add((key, name))
         return {key: _keep(tree, kept.get(key, [])) for key, tree in trees.items()}
 
     def observe(
-        self, feedback: Sequence[StepFeedback], rows: int, target_s: float, draft_s: float
+        self,
+        feedback: Sequence[StepFeedback],
+        rows: int,
+        target_s: float,
+        draft_s: Mapping[str, float],
     ) -> None:
         self.cost.observe(rows, target_s)
-        prices = self._prices(feedback, rows, draft_s)
+        if self._is_bare:  # it says nothing about drafts
+            self._is_bare = False
+            return
+        for name, seconds in draft_s.items():
+            self._learn_ask(name, seconds, feedback)
+        prices = self._prices(feedback, rows)
         for item in feedback:
-            state = self._requests.get(item.request_id)
-            if state is not None:
-                self._learn(state, item, prices)
+            for name, lane in self._requests.get(item.request_id, {}).items():
+                if name in item.proposed:
+                    self._learn(name, lane, item, prices)
+                else:
+                    lane.rest()
 
     def release(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
-    def _state(self, request_id: str) -> _RequestState:
-        """A new request starts with the pool's experience, and somewhere between two probes, so
-        that short requests are probed as often as long ones."""
-        state = self._requests.get(request_id)
-        if state is None:
-            pool = self._pool
-            state = self._requests[request_id] = _RequestState(
-                DraftRecord(gain=pool.gain, price=pool.price),
-                num_cut_steps=0,
-                backoff=self.MAX_BACKOFF if pool.is_loss else 1,
-                is_muted=pool.is_loss,
-            )
-            self._num_requests += 1
-            phase = self._num_requests * GOLDEN_RATIO % 1.0
-            state.num_cut_steps = int(phase * self._wait(state))
-        return state
+    def _lane(self, request_id: str, drafter: str) -> Lane:
+        """A new one begins somewhere between two probes, so that short requests are probed as
+        often as long ones."""
+        lanes = self._requests.setdefault(request_id, {})
+        lane = lanes.get(drafter)
+        if lane is None:
+            lane = lanes[drafter] = Lane.after(self._pool(drafter))
+            self._num_lanes += 1
+            phase = self._num_lanes * GOLDEN_RATIO % 1.0
+            lane.num_cut_steps = int(phase * self._wait(drafter, lane))
+        return lane
 
-    def _wait(self, state: _RequestState) -> float:
-        """Steps with something cut, from one probe to the next."""
-        share = self.DEEPER_PROBES if state.depth else 1
-        interval = self._probe_interval * state.backoff / share
-        return max(interval, self._probe_price / self.PROBE_SHARE)
+    def _pool(self, drafter: str) -> DraftRecord:
+        return self._pools.setdefault(drafter, DraftRecord())
 
-    def _prices(self, feedback: Sequence[StepFeedback], rows: int, draft_s: float) -> _Prices:
-        asked = [item for item in feedback if item.num_proposed is not None]
-        if asked and not any(self._may_be_reading(item) for item in asked):
-            share_s = draft_s / len(asked)
-            known_s = share_s if self._draft_s is None else self._draft_s
-            self._draft_s = 0.9 * known_s + 0.1 * share_s
+    def _wait(self, drafter: str, lane: Lane) -> float:
+        price = self._probe_prices.get(drafter, 0.0)
+        return lane.wait(self._probe_interval, price / self.PROBE_SHARE)
+
+    def _credited(self, tree: DraftTree, node: int) -> str:
+        """The drafter that a node counts for."""
+        return min(tree.sources[node], key=lambda name: (self._draft_s.get(name, 0.0), name))
+
+    def _worths(self, request_id: str, tree: DraftTree) -> list[float]:
+        truths = []
+        for node, depth in enumerate(tree.depths):
+            name = self._credited(tree, node)
+            expected = self._pool(name).truth(depth)
+            truths.append(self._lane(request_id, name).record.truth(depth, expected))
+        return worths(tree, truths)
+
+    def _learn_ask(self, name: str, seconds: float, feedback: Sequence[StepFeedback]) -> None:
+        """What asking a drafter takes, where it is asked all the time: after a rest it has more to
+        take in, and a prompt that it reads is not an ask either."""
+        asked = [item for item in feedback if name in item.proposed]
+        lanes = [self._requests.get(item.request_id, {}).get(name) for item in asked]
+        usual = [lane is None or lane.was_asked or name not in self._draft_s for lane in lanes]
+        reading = [
+            lane is None or lane.may_be_reading(item.proposed[name])
+            for item, lane in zip(asked, lanes, strict=True)
+        ]
+        if not asked or not all(usual) or any(reading):
+            return
+        share_s = seconds / len(asked)
+        self._draft_s[name] = 0.9 * self._draft_s.get(name, share_s) + 0.1 * share_s
+
+    def _prices(self, feedback: Sequence[StepFeedback], rows: int) -> _Prices:
         num_running = max(len(feedback), 1)
         plain_s = self.cost.seconds(num_running)
         token_s = plain_s / num_running
         num_nodes = sum(len(item.tree) for item in feedback)
         nodes_s = self.cost.seconds(rows) - self.cost.seconds(rows - num_nodes)
-        ask_s = self._draft_s or 0.0
-        self._probe_price = (ask_s + self.cost.seconds(num_running + 1) - plain_s) / token_s
-        is_cheap = ask_s < self.NEGLIGIBLE_DRAFT_SHARE * token_s
+        row_s = self.cost.seconds(num_running + 1) - plain_s
+        asks = {name: seconds / token_s for name, seconds in self._draft_s.items()}
+        self._probe_prices = {name: ask + row_s / token_s for name, ask in asks.items()}
+        least = self.NEGLIGIBLE_DRAFT_SHARE
         return _Prices(
-            ask=0.0 if is_cheap else ask_s / token_s,
+            asks={name: ask for name, ask in asks.items() if ask >= least},
             node=nodes_s / num_nodes / token_s if num_nodes else 0.0,
         )
 
-    def _may_be_reading(self, item: StepFeedback) -> bool:
-        """Whether a drafter may still read the prompt, which is slow and proposes nothing."""
-        state = self._requests.get(item.request_id)
-        num_silent = 0 if state is None else state.num_silent_steps
-        return item.num_proposed == 0 and num_silent < self.MAX_SILENT_STEPS
-
-    def _learn(self, state: _RequestState, item: StepFeedback, prices: _Prices) -> None:
-        if self._may_be_reading(item):
-            state.num_silent_steps += 1
-            return
-        if item.num_proposed:
-            state.num_silent_steps = 0
-        is_whole = item.num_proposed == len(item.tree) and not state.is_muted
-        state.num_cut_steps = 0 if is_whole else state.num_cut_steps + 1
-        if item.num_proposed is None:
-            return
-        if not state.is_probe:
-            state.depth = item.tree.depth
-        if not (item.tree or prices.ask):
-            return
-        price = prices.ask + prices.node * len(item.tree)
-        state.record.observe(item.tree, item.path, price, self._decay)
+    def _learn(self, name: str, lane: Lane, item: StepFeedback, prices: _Prices) -> None:
+        nodes = [n for n in range(len(item.tree)) if self._credited(item.tree, n) == name]
+        ask = prices.asks.get(name, 0.0)
+        draft = LaneDraft(
+            num_proposed=item.proposed[name],
+            tree=item.tree,
+            nodes=nodes,
+            path=item.path,
+            price=ask + prices.node * len(nodes),
+            is_free=not ask,
+        )
         pool_decay = 1.0 - (1.0 - self._decay) / self.POOL_MEMORY
-        self._pool.observe(item.tree, item.path, price, pool_decay)
-        if state.is_probe:
-            self._learn_probe(state, item, price)
-        state.is_muted = state.record.is_loss
+        lane.learn(draft, self._pool(name), self._decay, pool_decay)
 
-    def _learn_probe(self, state: _RequestState, item: StepFeedback, price: float) -> None:
-        is_hit = bool(item.path) and len(item.path) == item.tree.depth
-        state.backoff = 1 if is_hit else min(2 * state.backoff, self.MAX_BACKOFF)
-        state.num_cut_steps = 0
-        if state.is_muted:
-            state.depth = len(item.path)
-            state.record.gain, state.record.price = float(len(item.path)), price
-
-    def _best_prefix(self, worths: Sequence[float], num_tokens: int, base_rows: int) -> int:
-        """How many of the nodes, best first, give the most tokens per second."""
+    def _best_prefix(
+        self, promised: Sequence[float], num_tokens: int, base_rows: int
+    ) -> tuple[int, float]:
+        """How many of the nodes, best first, give the most tokens per second, and the gain."""
         expected = float(num_tokens)
-        best, best_rate = 0, expected * self._min_gain / self.cost.seconds(base_rows)
-        for count, worth in enumerate(worths, start=1):
+        plain_rate = expected / self.cost.seconds(base_rows)
+        best, best_rate = 0, plain_rate * self._min_gain
+        for count, worth in enumerate(promised, start=1):
             expected += worth
             rate = expected / self.cost.seconds(base_rows + count)
             if rate > best_rate:
                 best, best_rate = count, rate
             elif self._stops_at_loss:
                 break
-        return best
+        return best, best_rate / plain_rate
+
+    def _doubts(self, gain: float) -> bool:
+        """Whether a pass is due without its drafts, which promise `gain`."""
+        interval = (1.0 - 1.0 / gain) / self.BARE_SHARE
+        self._doubt += 1.0 / max(interval, self.LEAST_BARE_INTERVAL)
+        if self._doubt < 1.0:
+            return False
+        self._doubt = 0.0
+        return True
 
 
 def _keep(tree: DraftTree, nodes: Sequence[int]) -> DraftTree:

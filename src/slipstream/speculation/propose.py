@@ -30,12 +30,15 @@ class Proposal:
 
     Attributes:
         trees: Request id -> nodes to verify.
-        num_proposed: Request id -> nodes that the drafters had proposed, for all that were asked.
-        draft_s: Seconds spent.
+        proposed: Request id -> drafter that was asked -> nodes of the merged draft, before the
+            controller pruned it, that the drafter had proposed.
+        drafter_s: Drafter that was asked -> seconds that it took, with what it had to take in.
+        draft_s: Seconds spent in all.
     """
 
     trees: Mapping[str, DraftTree]
-    num_proposed: Mapping[str, int]
+    proposed: Mapping[str, Mapping[str, int]]
+    drafter_s: Mapping[str, float]
     draft_s: float
 
 
@@ -71,30 +74,48 @@ class Proposer:
         layers = {layer for item in self._readers for layer in item.needs.target_layer_ids}
         self.tap_layer_ids = tuple(sorted(layers))
 
-    def propose(self, asks: Sequence[Ask], num_other_rows: int, num_tokens: int) -> Proposal:
+    def propose(
+        self, asks: Sequence[Ask], num_other_rows: int, num_tokens: int, told_s: float = 0.0
+    ) -> Proposal:
         """Drafts for all `asks`, pruned by the controller.
 
         Args:
             num_other_rows: Rows that the pass has without any draft.
             num_tokens: Tokens that the pass draws without any draft, for `asks` and all others.
+            told_s: Seconds in which drafters took in what they read for these asks.
         """
         if not asks:
-            return Proposal({}, {}, 0.0)
-        started_s = self._clock.now()
+            return Proposal({}, {}, {}, 0.0)
+        started_s = asked_s = self._clock.now()
         proposals: dict[str, list[DraftTree]] = {ask.context.request_id: [] for ask in asks}
+        asked: dict[str, list[str]] = {ask.context.request_id: [] for ask in asks}
+        drafter_s: dict[str, float] = {}
         for drafter in self.drafters:
-            contexts = [ask.context for ask in asks if _may_draft(drafter, ask)]
+            contexts = [ask.context for ask in asks if self._asks(drafter, ask)]
             if not contexts:
                 continue
             for context, tree in zip(contexts, drafter.propose(contexts), strict=True):
+                asked[context.request_id].append(drafter.name)
                 if tree:
                     proposals[context.request_id].append(tree)
+            drafter_s[drafter.name] = self._clock.now() - asked_s
+            asked_s = self._clock.now()
+        told = [reader.name for reader in self._readers if reader.name in drafter_s]
+        for name in told:
+            drafter_s[name] += told_s / len(told)
         merged = {ask.context.request_id: self._merge(proposals, ask.context) for ask in asks}
         kept = self.controller.prune(merged, num_other_rows, num_tokens)
         return Proposal(
             trees=kept,
-            num_proposed={request_id: len(tree) for request_id, tree in merged.items()},
-            draft_s=self._clock.now() - started_s,
+            proposed={
+                request_id: {
+                    name: sum(name in sources for sources in tree.sources)
+                    for name in asked[request_id]
+                }
+                for request_id, tree in merged.items()
+            },
+            drafter_s=drafter_s,
+            draft_s=told_s + self._clock.now() - started_s,
         )
 
     def _merge(
@@ -112,7 +133,7 @@ class Proposer:
         return [
             ask.context.request_id
             for ask in asks
-            if any(_may_draft(reader, ask) for reader in self._readers)
+            if any(self._asks(reader, ask) for reader in self._readers)
         ]
 
     def absorb(self, rows: Sequence[TargetRows]) -> None:
@@ -120,9 +141,10 @@ class Proposer:
         for drafter in self._readers:
             drafter.absorb(rows)
 
-
-def _may_draft(drafter: Drafter, ask: Ask) -> bool:
-    if ask.drafters is not None and drafter.name not in ask.drafters:
-        return False
-    max_len = drafter.needs.max_len
-    return max_len is None or len(ask.context.tokens) + ask.context.max_draft_len <= max_len
+    def _asks(self, drafter: Drafter, ask: Ask) -> bool:
+        if ask.drafters is not None and drafter.name not in ask.drafters:
+            return False
+        context, max_len = ask.context, drafter.needs.max_len
+        if max_len is not None and len(context.tokens) + context.max_draft_len > max_len:
+            return False
+        return self.controller.asks(context.request_id, drafter.name)

@@ -86,19 +86,20 @@ def drive(
         trees = {
             name: whole.keep(range(min(len(whole), limit.max_draft_nodes)))
             for name, limit in limits.items()
-            if limit is not NO_DRAFT
+            if limit is not NO_DRAFT and controller.asks(name, "test")
         }
         num_plain = len(names) + num_others
         kept = controller.prune(trees, num_plain, num_plain)
         num_rows = num_plain + sum(map(len, kept.values()))
         target_s, total_draft_s = controller.cost.seconds(num_rows), draft_s * len(trees)
+        asked_s = {"test": total_draft_s} if trees else {}
         feedback = []
         for name in names:
             tree = kept.get(name, EMPTY_TREE)
-            num_proposed = len(trees[name]) if name in trees else None
-            feedback.append(StepFeedback(name, num_proposed, tree, accept(tree)))
-        feedback += [StepFeedback(f"other{i}", None, EMPTY_TREE, ()) for i in range(num_others)]
-        controller.observe(feedback, num_rows, target_s, total_draft_s)
+            proposed = {"test": len(trees[name])} if name in trees else {}
+            feedback.append(StepFeedback(name, proposed, tree, accept(tree)))
+        feedback += [StepFeedback(f"other{i}", {}, EMPTY_TREE, ()) for i in range(num_others)]
+        controller.observe(feedback, num_rows, target_s, asked_s)
         log.asked.extend(limits.values())
         log.num_verified.append(num_rows - num_plain)
         log.seconds += target_s + total_draft_s
@@ -114,7 +115,7 @@ def test_a_fixed_controller_drafts_whatever_it_may() -> None:
     trees = {"a": chain(8)}
     assert controller.limit("a", BOUNDS) is BOUNDS
     assert controller.prune(trees, 1, 1) == trees
-    controller.observe([], 1, 0.0, 0.0)
+    controller.observe([], 1, 0.0, {})
     controller.release("a")
 
 
@@ -192,8 +193,8 @@ def test_what_is_kept_is_always_a_subtree_with_its_parents(
             paths = {named[name].path_tokens(node) for node in range(len(named[name]))}
             assert {tree.path_tokens(node) for node in range(len(tree))} <= paths
             path = tree.path((seed + step) % len(tree)) if tree and step % 2 else ()
-            feedback.append(StepFeedback(name, len(named[name]), tree, path))
-        controller.observe(feedback, len(named) + sum(map(len, kept.values())), 1.0, 0.0)
+            feedback.append(StepFeedback(name, {"test": len(named[name])}, tree, path))
+        controller.observe(feedback, len(named) + sum(map(len, kept.values())), 1.0, {})
 
 
 # ---- what is learned ----
@@ -215,7 +216,7 @@ def test_a_hopeless_drafter_costs_almost_nothing(
 def test_a_good_drafter_is_used_in_every_step(draft_s: float) -> None:
     log = drive(controller_of(), everything, 200, draft_s=draft_s)
     assert log.num_asks == 200
-    assert sum(log.num_verified) == 8 * 200
+    assert log.num_verified.count(8) >= 198  # now and then a pass is made without
 
 
 def test_after_acceptance_has_collapsed_only_probes_are_verified() -> None:
@@ -246,7 +247,7 @@ def test_a_drafter_that_gets_better_is_found_again() -> None:
     controller = controller_of()
     drive(controller, nothing, 300, draft_s=0.2)
     log = drive(controller, everything, 600, draft_s=0.2)
-    assert sum(log.num_verified[-50:]) == 8 * 50
+    assert log.num_verified[-50:].count(8) >= 49
 
 
 def test_the_wait_between_probes_doubles_up_to_a_limit() -> None:
@@ -342,10 +343,151 @@ def test_nothing_is_kept_of_a_released_request() -> None:
 
 def test_feedback_on_unknown_requests_is_ignored() -> None:
     controller = controller_of()
-    controller.observe([StepFeedback("unknown", 3, chain(3), (0,))], 4, 1.0, 0.0)
+    controller.observe([StepFeedback("unknown", {"test": 3}, chain(3), (0,))], 4, 1.0, {})
     assert not controller._requests
 
 
 def test_the_same_steps_give_the_same_decisions() -> None:
     logs = [drive(controller_of(STEEP), first_only, 100, draft_s=0.01) for _ in range(2)]
     assert logs[0] == logs[1]
+
+
+# ---- several drafters ----
+
+CHEAP, NET = "cheap", "net"
+
+
+@dataclass
+class Merged:
+    """Drafts of two drafters for one request: `shared` nodes are proposed by both."""
+
+    cheap: int = 0
+    net: int = 0
+    shared: int = 0
+
+    def tree(self, names: frozenset[str]) -> DraftTree:
+        """Below the root: a chain of both, then one of each; of the drafters in `names`."""
+        nodes: list[tuple[int, int, frozenset[str]]] = []
+
+        def add(length: int, sources: frozenset[str], parent: int) -> int:
+            for _ in range(length if sources & names else 0):
+                nodes.append((len(nodes), parent, sources & names))
+                parent = len(nodes) - 1
+            return parent
+
+        last = add(self.shared, frozenset({CHEAP, NET}), ROOT)
+        add(self.cheap, frozenset({CHEAP}), last)
+        add(self.net, frozenset({NET}), last)
+        tokens, parents, sources = zip(*nodes, strict=True) if nodes else ((), (), ())
+        return DraftTree(tokens, parents, (0.9,) * len(nodes), sources)
+
+
+def run_two(
+    controller: CostController,
+    drafts: Merged,
+    accepted: Callable[[DraftTree], tuple[int, ...]],
+    num_steps: int,
+    net_s: float = 0.5,
+) -> dict[str, list[int]]:
+    """Steps of one request; the steps in which each drafter was asked."""
+    asked: dict[str, list[int]] = {CHEAP: [], NET: []}
+    for step in range(num_steps):
+        names: frozenset[str] = frozenset()
+        if controller.limit("r", BOUNDS) is not NO_DRAFT:
+            names = frozenset(name for name in (CHEAP, NET) if controller.asks("r", name))
+        for name in names:
+            asked[name].append(step)
+        whole = drafts.tree(names)
+        tree = controller.prune({"r": whole}, 1, 1)["r"] if names else EMPTY_TREE
+        proposed = {name: sum(name in of_node for of_node in whole.sources) for name in names}
+        drafter_s = {name: net_s if name == NET else 0.001 for name in names}
+        feedback = StepFeedback("r", proposed, tree, accepted(tree))
+        controller.observe([feedback], 1 + len(tree), controller.cost.seconds(1), drafter_s)
+    return asked
+
+
+def of_cheap(tree: DraftTree) -> tuple[int, ...]:
+    return tuple(node for node, sources in enumerate(tree.sources) if CHEAP in sources)
+
+
+def of_net(tree: DraftTree) -> tuple[int, ...]:
+    return tuple(node for node, sources in enumerate(tree.sources) if NET in sources)
+
+
+def test_a_drafter_that_does_not_pay_takes_no_other_with_it() -> None:
+    asked = run_two(controller_of(), Merged(cheap=2, net=2), of_cheap, 400)
+    assert len(asked[CHEAP]) == 400
+    assert len(asked[NET]) < 60
+
+
+def test_a_dear_drafter_that_says_what_a_cheap_one_says_does_not_pay() -> None:
+    asked = run_two(controller_of(), Merged(shared=3), everything, 400)
+    assert len(asked[CHEAP]) == 400
+    assert len(asked[NET]) < 60
+
+
+def test_a_dear_drafter_that_pays_is_asked_beside_a_cheap_one() -> None:
+    asked = run_two(controller_of(), Merged(cheap=2, net=3), of_net, 300)
+    assert len(asked[NET]) == 300
+
+
+def test_a_muted_drafter_is_probed_beside_one_that_drafts() -> None:
+    controller = controller_of()
+    run_two(controller, Merged(cheap=2, net=3), of_cheap, 300)
+    asked = run_two(controller, Merged(cheap=2, net=3), of_net, 900)
+    assert len(asked[NET]) > 400
+
+
+def test_what_is_made_up_for_after_a_rest_is_not_the_price_of_asking() -> None:
+    controller = controller_of()
+    run_two(controller, Merged(net=1), nothing, 100)  # muted by now
+    before = dict(controller._draft_s)
+    run_two(controller, Merged(net=1), nothing, 600, net_s=50.0)
+    assert controller._draft_s[NET] == before[NET]
+
+
+# ---- passes without drafts, to compare with ----
+
+
+def drive_bare(profile: Mapping[int, float], score: float, num_steps: int) -> list[int]:
+    """Steps whose drafts were all left out."""
+    controller, bare = controller_of(profile), []
+    for step in range(num_steps):
+        controller.limit("r", BOUNDS)
+        controller.asks("r", "test")
+        tree = controller.prune({"r": chain(1, score)}, 1, 1)["r"]
+        if not tree:
+            bare.append(step)
+        path = (0,) if tree and step % 10 < 10 * score else ()
+        feedback = StepFeedback("r", {"test": 1}, tree, path)
+        rows = 1 + len(tree)
+        controller.observe([feedback], rows, controller.cost.seconds(rows), {"test": 0.0})
+    return bare
+
+
+@pytest.mark.parametrize(("score", "least", "most"), [(0.15, 16, 60), (0.9, 80, 110)])
+def test_the_less_drafts_promise_the_more_often_they_are_left_out(
+    score: float, least: int, most: int
+) -> None:
+    bare = drive_bare(FREE, score, 1000)
+    gaps = [b - a for a, b in pairwise(bare)]
+    assert least <= min(gaps)
+    assert max(gaps) <= most
+
+
+@pytest.mark.parametrize("believed_s", [0.7, 0.95])
+def test_a_wrong_belief_about_passes_without_drafts_is_found_out(believed_s: float) -> None:
+    """Rows seem cheap beside a pass of one row, which is in truth much quicker."""
+    truth = {1: 0.55, 2: 1.0}
+    controller = controller_of({1: believed_s, 2: 1.0, 128: 30.0})
+    num_drafted = []
+    for step in range(6000):
+        controller.limit("r", BOUNDS)
+        controller.asks("r", "test")
+        tree = controller.prune({"r": chain(1, 0.6)}, 1, 1)["r"]
+        num_drafted.append(len(tree))
+        path = (0,) if tree and step % 5 < 3 else ()
+        feedback = StepFeedback("r", {"test": 1}, tree, path)
+        controller.observe([feedback], 1 + len(tree), truth[1 + len(tree)], {"test": 0.0})
+    assert sum(num_drafted[:100]) > 40
+    assert sum(num_drafted[-200:]) < 20

@@ -33,7 +33,7 @@ class ShortSighted(ScriptedDrafter):
 
 def test_nobody_is_asked_for_nothing() -> None:
     drafter = ScriptedDrafter({5: [6]})
-    assert propose(proposer_of([drafter])) == Proposal({}, {}, 0.0)
+    assert propose(proposer_of([drafter])) == Proposal({}, {}, {}, 0.0)
     assert not drafter.contexts
 
 
@@ -48,7 +48,8 @@ def test_every_request_gets_its_own_draft() -> None:
     assert proposal.trees["a"].tokens == (6, 7)
     assert proposal.trees["b"].tokens == (9,)
     assert proposal.trees["c"] == EMPTY_TREE
-    assert proposal.num_proposed == {"a": 2, "b": 1, "c": 0}
+    counts = {name: dict(of_it) for name, of_it in proposal.proposed.items()}
+    assert counts == {"a": {"scripted": 2}, "b": {"scripted": 1}, "c": {"scripted": 0}}
 
 
 def test_proposals_of_several_drafters_become_one_tree() -> None:
@@ -113,7 +114,7 @@ def test_the_controller_decides_last() -> None:
     proposer = Proposer([ScriptedDrafter({5: [6]})], KeepNothing(), ManualClock())
     proposal = proposer.propose([Ask(draft_context([5], request_id="a"))], 70, 3)
     assert proposal.trees == {"a": EMPTY_TREE}
-    assert proposal.num_proposed == {"a": 1}
+    assert proposal.proposed == {"a": {"scripted": 1}}
     assert seen == [(70, 3)]
 
 

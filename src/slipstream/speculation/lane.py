@@ -1,0 +1,119 @@
+"""One drafter's drafts for one request: what they were worth, and when they are tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from slipstream.speculation.acceptance import DraftRecord
+from slipstream.speculation.tree import DraftTree
+
+MAX_BACKOFF = 8
+MAX_SILENT_STEPS = 16
+DEEPER_PROBES = 4  # as often again where a draft is verified and could be deeper
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDraft:
+    """What a lane had in one step.
+
+    Attributes:
+        num_proposed: Nodes of the merged draft that its drafter had proposed.
+        tree: What was verified of the merged draft; of it `nodes` count for the lane.
+        path: Kept nodes.
+        price: What asking and verifying cost, in tokens that plain decoding makes meanwhile.
+        is_free: Asking cost nothing.
+    """
+
+    num_proposed: int
+    tree: DraftTree
+    nodes: Collection[int]
+    path: tuple[int, ...]
+    price: float
+    is_free: bool
+
+
+@dataclass(slots=True)
+class Lane:
+    """What the controller remembers of one drafter's drafts for one request.
+
+    Attributes:
+        record: Its drafts so far; it starts with what is known of all requests.
+        num_cut_steps: Steps since all that could have been drafted was verified.
+        num_silent_steps: Steps in a row in which the drafter was asked and had nothing to say.
+        backoff: Doubles with every probe that failed.
+        depth: Of the last draft that was verified, probes aside; 0 if all of it was cut.
+        is_muted: Drafting costs more than it brings: the drafter is not asked until the next probe.
+        is_probe: In this step one more node is verified than pays.
+        was_asked: In the last step.
+    """
+
+    record: DraftRecord = field(default_factory=DraftRecord)
+    num_cut_steps: int = 0
+    num_silent_steps: int = 0
+    backoff: int = 1
+    depth: int = 0
+    is_muted: bool = False
+    is_probe: bool = False
+    was_asked: bool = False
+
+    @staticmethod
+    def after(pool: DraftRecord) -> Lane:
+        """A new one, with what all requests' drafts have taught."""
+        return Lane(
+            DraftRecord(gain=pool.gain, price=pool.price),
+            backoff=MAX_BACKOFF if pool.is_loss else 1,
+            is_muted=pool.is_loss,
+        )
+
+    @property
+    def asks(self) -> bool:
+        """Whether the drafter is asked in this step."""
+        return self.is_probe or not self.is_muted
+
+    def wait(self, interval: int, least: float) -> float:
+        """Steps with something cut, from one probe to the next: `least` or more."""
+        share = DEEPER_PROBES if self.depth else 1
+        return max(interval * self.backoff / share, least)
+
+    def may_be_reading(self, num_proposed: int) -> bool:
+        """Whether the drafter may still read the prompt, which is slow and proposes nothing."""
+        return num_proposed == 0 and self.num_silent_steps < MAX_SILENT_STEPS
+
+    def rest(self) -> None:
+        """Count a step in which the drafter was not asked."""
+        self.num_cut_steps += 1
+        self.was_asked = False
+
+    def learn(self, draft: LaneDraft, pool: DraftRecord, decay: float, pool_decay: float) -> None:
+        """Count a step in which the drafter was asked."""
+        self.was_asked = True
+        if self.may_be_reading(draft.num_proposed):
+            self.num_silent_steps += 1
+            return
+        if draft.num_proposed:
+            self.num_silent_steps = 0
+        is_whole = draft.num_proposed == len(draft.nodes) and not self.is_muted
+        self.num_cut_steps = 0 if is_whole else self.num_cut_steps + 1
+        if not self.is_probe:
+            self.depth = _depth(draft.tree, draft.nodes)
+        if draft.is_free and not draft.nodes:
+            return
+        for record, past in ((self.record, decay), (pool, pool_decay)):
+            record.observe(draft.tree, draft.nodes, draft.path, draft.price, past)
+        if self.is_probe:
+            self._learn_probe(draft)
+        self.is_muted = self.record.is_loss
+
+    def _learn_probe(self, draft: LaneDraft) -> None:
+        kept = set(draft.path).intersection(draft.nodes)
+        is_hit = bool(kept) and _depth(draft.tree, kept) == _depth(draft.tree, draft.nodes)
+        self.backoff = 1 if is_hit else min(2 * self.backoff, MAX_BACKOFF)
+        self.num_cut_steps = 0
+        if self.is_muted:
+            self.depth = len(kept)
+            self.record.gain, self.record.price = float(len(kept)), draft.price
+
+
+def _depth(tree: DraftTree, nodes: Collection[int]) -> int:
+    return max((tree.depths[node] for node in nodes), default=0)
