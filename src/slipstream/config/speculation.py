@@ -139,6 +139,8 @@ class DraftModelConfig(_Branching, Weights):
 
 
 SHIPPED_SOURCE = "shipped"
+PAYING_BITS = 12.0
+"""Weights of 16 bits pay for a net beside `suffix`, those of 8 and 4 do not (benchmarks/)."""
 
 
 class _NetLimits(_Branching):
@@ -210,6 +212,12 @@ class ShippedConfig(_NetLimits):
         pattern=INSTANCE_NAME,
         description="Name of the instance in requests, metrics and logs.",
     )
+    min_target_bits: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Left out where the target's weights take fewer bits on average: the fewer "
+        "they are, the cheaper is a step without drafts, and the less a net can save.",
+    )
 
 
 def _cost_by_default(value: object) -> object:
@@ -235,7 +243,7 @@ class SpeculationConfig(Section):
     """Drafting and verification."""
 
     drafters: tuple[Annotated[DrafterConfig, BeforeValidator(tagged)], ...] = Field(
-        default=(SuffixConfig(),),
+        default=(SuffixConfig(), ShippedConfig(min_target_bits=PAYING_BITS)),
         strict=False,
         description=(
             "Drafter instances; their proposals are merged into one tree. An empty list is "

@@ -110,10 +110,13 @@ def _with_shipped(
         return configured
     on_stage(f"loading {config.model.public_name}")
     target = load_target(config.model)
-    chosen = choose_shipped(configured, identify(target.name, target.model))
+    identity = identify(target.name, target.model)
+    chosen = choose_shipped(configured, identity, target.bits_per_weight)
     for item in asks:
         if item.name not in {one.name for one in chosen}:
-            message = "no drafter comes with Slipstream for this target; it drafts nothing"
+            message = (
+                "no drafter that comes with Slipstream pays for this target; it drafts nothing"
+            )
             found.findings.append(Finding(f"{item.name}: files", "skipped", message))
     return chosen
 

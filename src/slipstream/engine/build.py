@@ -124,7 +124,7 @@ def build_engine(config: Config, clock: Clock, more_drafters: Sequence[Drafter] 
 
 def _with_shipped(config: Config, target: LoadedModel) -> Config:
     identity = identify(target.name, target.model)
-    drafters = choose_shipped(config.speculation.drafters, identity)
+    drafters = choose_shipped(config.speculation.drafters, identity, target.bits_per_weight)
     speculation = config.speculation.model_copy(update={"drafters": drafters})
     return config.model_copy(update={"speculation": speculation})
 

@@ -72,6 +72,13 @@ class LoadedModel:
         """Ids that may be drawn: those that both the tokenizer and the head know."""
         return min(self.tokenizer.vocab_size, self.model.hparams.vocab_size)
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that a weight of the layers' matrices takes in memory, on average."""
+        linears = [linear for layer in self.model.layers for linear in layer.linears()]
+        num_weights = sum(linear.shape[0] * linear.shape[1] for linear in linears)
+        return 8.0 * sum(linear.nbytes for linear in linears) / num_weights
+
     def sampler(self) -> Sampler:
         """A new one, since a sampler has buffers, for one user of this model's vocabulary."""
         return Sampler(self.vocab_size, self.tokenizer.eos_token_ids, open_kernels())

@@ -30,19 +30,25 @@ _CLASSES: Mapping[str, type[_Chosen]] = {
 
 
 def choose_shipped(
-    drafters: Sequence[DrafterConfig], target: TargetIdentity, folder: Path = FOLDER
+    drafters: Sequence[DrafterConfig],
+    target: TargetIdentity,
+    target_bits: float,
+    folder: Path = FOLDER,
 ) -> tuple[DrafterConfig, ...]:
     """The same drafters, with files for those that come with Slipstream.
 
-    An entry of kind `shipped` vanishes where nothing is shipped for the target.
+    An entry of kind `shipped` vanishes where nothing is shipped for the target, or where the
+    target's weights are smaller than it asks for.
 
+    Args:
+        target_bits: Of a weight, on average.
     Raises:
         ConfigError: An entry of another kind asks for a shipped drafter that does not exist.
     """
     chosen: list[DrafterConfig] = []
     for item in drafters:
         if isinstance(item, ShippedConfig):
-            found = _of_any_kind(item, target, folder)
+            found = _of_any_kind(item, target, target_bits, folder)
             chosen += [] if found is None else [found]
         elif isinstance(item, DraftNetConfig) and item.source == SHIPPED_SOURCE:
             chosen.append(_of_its_kind(item, target, folder))
@@ -51,10 +57,21 @@ def choose_shipped(
     return tuple(chosen)
 
 
-def _of_any_kind(item: ShippedConfig, target: TargetIdentity, folder: Path) -> _Chosen | None:
+def _of_any_kind(
+    item: ShippedConfig, target: TargetIdentity, target_bits: float, folder: Path
+) -> _Chosen | None:
     found = read_shipped(folder).find(target)
     if found is None:
         log.info("no drafter is shipped for %s", target.describe())
+        return None
+    if target_bits < item.min_target_bits:
+        log.info(
+            "the %s drafter that is shipped for %s is left out: in %.1f bits, plain steps are too "
+            'cheap for it (speculation.drafters: ["suffix", "shipped"] takes it all the same)',
+            found.kind,
+            found.target,
+            target_bits,
+        )
         return None
     log.info("drafting with the %s drafter that is shipped for %s", found.kind, found.target)
     return _CLASSES[found.kind](

@@ -21,9 +21,9 @@ from slipstream.config.speculation import (
 )
 
 
-def test_defaults_speculate_with_one_suffix_drafter_under_cost_control() -> None:
+def test_defaults_speculate_by_copying_and_with_what_is_shipped_under_cost_control() -> None:
     speculation = Config().speculation
-    assert speculation.drafters == (SuffixConfig(),)
+    assert [item.kind for item in speculation.drafters] == ["suffix", "shipped"]
     assert speculation.controller == CostControl()
 
 
