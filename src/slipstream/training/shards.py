@@ -137,6 +137,9 @@ def read_cache_manifest(path: Path) -> CacheManifest:
 class CachedSource:
     """See `FeatureSource`: the features of all answers of a dataset, from disk.
 
+    A shard's content is compared with its checksum when it is first read from, so that a long cache
+    holds nobody up and what is not read costs nothing.
+
     Args:
         path: A complete cache.
         target: The target that is trained for.
@@ -168,6 +171,7 @@ class CachedSource:
         self._width = len(manifest.tap_layer_ids) * target.hidden_size
         self._layout = _Layout(self._width, manifest.num_top)
         self._maps: list[np.memmap[tuple[int], np.dtype[np.uint8]]] = []
+        self._verified: set[int] = set()  # shards
         self._places: list[tuple[int, int]] = []  # shard and offset of each answer
         for number, shard in enumerate(manifest.shards):
             require_whole(path, shard)
@@ -177,21 +181,19 @@ class CachedSource:
                 self._places.append((number, offset))
                 offset += self._layout.num_bytes(answer)
 
-    def verify(self) -> None:
-        """Read every shard and compare its checksum.
+    def features(self, indices: Sequence[int]) -> list[Features]:
+        """See `FeatureSource`.
 
         Raises:
-            ChecksumError: One differs; names it.
+            ChecksumError: A shard's content has changed; names it.
         """
-        for shard in self.manifest.shards:
-            require_checksum(self._path, shard)
-
-    def features(self, indices: Sequence[int]) -> list[Features]:
-        """See `FeatureSource`."""
         return [self._read(index) for index in indices]
 
     def _read(self, index: int) -> Features:
         number, offset = self._places[index]
+        if number not in self._verified:
+            require_checksum(self._path, self.manifest.shards[number])
+            self._verified.add(number)
         answer = self._answers[index]
         num_response = len(answer.response_ids)
         num_tokens = len(answer.prompt_ids) + num_response

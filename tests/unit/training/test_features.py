@@ -126,7 +126,7 @@ def test_answers_that_differ_in_front_are_other_answers(
         build(tmp_path / "cache", target, others)
 
 
-def test_a_changed_shard_is_refused_by_name(
+def test_a_changed_shard_is_refused_by_name_when_it_is_read(
     target: TrainingTarget, dataset: Dataset, tmp_path: Path
 ) -> None:
     build(tmp_path / "cache", target, dataset)
@@ -134,8 +134,10 @@ def test_a_changed_shard_is_refused_by_name(
     content = bytearray((tmp_path / "cache" / name).read_bytes())
     content[5] ^= 1
     (tmp_path / "cache" / name).write_bytes(content)
+    source = open_source(target, dataset, (0, 1), tmp_path / "cache")
+    assert len(source.features([0])) == 1  # of another shard
     with pytest.raises(ChecksumError, match=f"content of .*{name} has changed"):
-        open_source(target, dataset, (0, 1), tmp_path / "cache")
+        source.features([len(dataset.answers) - 1])
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
