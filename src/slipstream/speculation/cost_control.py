@@ -118,7 +118,7 @@ class CostController:
             kept.setdefault(key, []).append(node)
         probed: set[tuple[str, str]] = set()
         for _, key, node in ranked[num_kept:]:
-            name = self._credited(trees[key], node)
+            name = self._credited(trees[key].sources[node])
             is_open = trees[key].parents[node] in (ROOT, *kept.get(key, ()))
             if is_open and (key, name) not in probed and self._lane(key, name).is_probe:
                 kept.setdefault(key, []).append(node)
@@ -168,16 +168,22 @@ class CostController:
         price = self._probe_prices.get(drafter, 0.0)
         return lane.wait(self._probe_interval, price / self.PROBE_SHARE)
 
-    def _credited(self, tree: DraftTree, node: int) -> str:
-        """The drafter that a node counts for."""
-        return min(tree.sources[node], key=lambda name: (self._draft_s.get(name, 0.0), name))
+    def _credited(self, sources: frozenset[str]) -> str:
+        """The drafter that a node from `sources` counts for."""
+        if len(sources) == 1:
+            (name,) = sources
+            return name
+        return min(sources, key=lambda name: (self._draft_s.get(name, 0.0), name))
 
     def _worths(self, request_id: str, tree: DraftTree) -> list[float]:
+        known: dict[tuple[str, int], float] = {}
         truths = []
-        for node, depth in enumerate(tree.depths):
-            name = self._credited(tree, node)
-            expected = self._pool(name).truth(depth)
-            truths.append(self._lane(request_id, name).record.truth(depth, expected))
+        for sources, depth in zip(tree.sources, tree.depths, strict=True):
+            key = self._credited(sources), depth
+            if key not in known:
+                record = self._lane(request_id, key[0]).record
+                known[key] = record.truth(depth, self._pool(key[0]).truth(depth))
+            truths.append(known[key])
         return worths(tree, truths)
 
     def _learn_ask(self, name: str, seconds: float, feedback: Sequence[StepFeedback]) -> None:
@@ -211,7 +217,8 @@ class CostController:
         )
 
     def _learn(self, name: str, lane: Lane, item: StepFeedback, prices: _Prices) -> None:
-        nodes = [n for n in range(len(item.tree)) if self._credited(item.tree, n) == name]
+        sources = item.tree.sources
+        nodes = [node for node, of_it in enumerate(sources) if self._credited(of_it) == name]
         ask = prices.asks.get(name, 0.0)
         draft = LaneDraft(
             num_proposed=item.proposed[name],
