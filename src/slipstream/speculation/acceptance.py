@@ -11,6 +11,34 @@ MAX_DEPTH = 32
 PRIOR = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """What became of some nodes of a draft.
+
+    Attributes:
+        claimed, accepted: [depth] sums of the nodes' scores, and of kept nodes, by depth.
+        num_kept: Of the nodes.
+    """
+
+    claimed: list[float]
+    accepted: list[float]
+    num_kept: int
+
+    @staticmethod
+    def of(tree: DraftTree, nodes: Collection[int], path: Collection[int]) -> DraftOutcome:
+        """Of `nodes`, where `path` was kept."""
+        depth = min(max((tree.depths[node] for node in nodes), default=0), MAX_DEPTH)
+        claimed, accepted = [0.0] * depth, [0.0] * depth
+        num_kept = 0
+        for node in nodes:
+            at = _place(tree.depths[node])
+            claimed[at] += tree.scores[node]
+            if node in path:
+                accepted[at] += 1.0
+                num_kept += 1
+        return DraftOutcome(claimed, accepted, num_kept)
+
+
 @dataclass(slots=True)
 class DraftRecord:
     """Decayed account of verified drafts: what was claimed, what came true, what it cost.
@@ -31,30 +59,12 @@ class DraftRecord:
         """Whether drafts have cost more than they brought."""
         return self.gain < self.price
 
-    def observe(
-        self,
-        tree: DraftTree,
-        nodes: Collection[int],
-        path: Sequence[int],
-        price: float,
-        decay: float,
-    ) -> None:
-        """Count one draft, of which `path` was kept; the past keeps the weight `decay`.
-
-        Args:
-            nodes: Those of the tree that this record is about.
-        """
-        kept = set(path).intersection(nodes)
-        depth = max((tree.depths[node] for node in nodes), default=0)
-        claims, hits = [0.0] * MAX_DEPTH, [0.0] * MAX_DEPTH
-        for node in nodes:
-            at = _place(tree.depths[node])
-            claims[at] += tree.scores[node]
-            hits[at] += node in kept
-        for at in range(min(depth, MAX_DEPTH)):
-            self.claimed[at] = decay * self.claimed[at] + claims[at]
-            self.accepted[at] = decay * self.accepted[at] + hits[at]
-        self.gain = decay * self.gain + (1.0 - decay) * len(kept)
+    def observe(self, outcome: DraftOutcome, price: float, decay: float) -> None:
+        """Count one draft; the past keeps the weight `decay`."""
+        for at, (claims, hits) in enumerate(zip(outcome.claimed, outcome.accepted, strict=True)):
+            self.claimed[at] = decay * self.claimed[at] + claims
+            self.accepted[at] = decay * self.accepted[at] + hits
+        self.gain = decay * self.gain + (1.0 - decay) * outcome.num_kept
         self.price = decay * self.price + (1.0 - decay) * price
 
     def truth(self, depth: int, expected: float = 1.0) -> float:

@@ -33,9 +33,22 @@ class StepCost:
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a pass over `rows` rows."""
-        low, high, share = self._around(rows)
-        seconds = self._monotone(low) * (1.0 - share) + self._monotone(high) * share
-        return self._level * seconds * max(rows / self._rows[-1], 1.0)
+        return self.curve(rows, 0)[0]
+
+    def curve(self, rows: int, count: int) -> list[float]:
+        """Expected seconds of passes over `rows` and each of the `count` next numbers of rows.
+
+        No pass takes longer than a wider one does: what is slower was disturbed.
+        """
+        least = self._seconds[:]
+        for index in range(len(least) - 2, -1, -1):
+            least[index] = min(least[index], least[index + 1])
+        found = []
+        for num_rows in range(rows, rows + count + 1):
+            low, high, share = self._around(num_rows)
+            seconds = least[low] * (1.0 - share) + least[high] * share
+            found.append(self._level * seconds * max(num_rows / self._rows[-1], 1.0))
+        return found
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from one pass.
@@ -68,7 +81,3 @@ class StepCost:
             return index, index, 0.0
         low, high = self._rows[index - 1], self._rows[index]
         return index - 1, index, (rows - low) / (high - low)
-
-    def _monotone(self, index: int) -> float:
-        """No pass takes longer than a wider one does: what is slower was disturbed."""
-        return min(self._seconds[index:])

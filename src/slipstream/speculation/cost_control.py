@@ -116,13 +116,18 @@ class CostController:
         kept: dict[str, list[int]] = {}
         for _, key, node in ranked[:num_kept]:
             kept.setdefault(key, []).append(node)
-        probed: set[tuple[str, str]] = set()
-        for _, key, node in ranked[num_kept:]:
-            name = self._credited(trees[key].sources[node])
-            is_open = trees[key].parents[node] in (ROOT, *kept.get(key, ()))
-            if is_open and (key, name) not in probed and self._lane(key, name).is_probe:
-                kept.setdefault(key, []).append(node)
-                probed.add((key, name))
+        probing = {
+            (key, name)
+            for key in trees
+            for name, lane in self._requests.get(key, {}).items()
+            if lane.is_probe
+        }
+        for _, key, node in ranked[num_kept:] if probing else ():
+            tree, nodes = trees[key], kept.setdefault(key, [])
+            probe = key, self._credited(tree.sources[node])
+            if probe in probing and tree.parents[node] in (ROOT, *nodes):
+                nodes.append(node)
+                probing.remove(probe)
         return {key: _keep(tree, kept.get(key, [])) for key, tree in trees.items()}
 
     def observe(
@@ -162,7 +167,10 @@ class CostController:
         return lane
 
     def _pool(self, drafter: str) -> DraftRecord:
-        return self._pools.setdefault(drafter, DraftRecord())
+        pool = self._pools.get(drafter)
+        if pool is None:
+            pool = self._pools[drafter] = DraftRecord()
+        return pool
 
     def _wait(self, drafter: str, lane: Lane) -> float:
         price = self._probe_prices.get(drafter, 0.0)
@@ -236,11 +244,12 @@ class CostController:
     ) -> tuple[int, float]:
         """How many of the nodes, best first, give the most tokens per second, and the gain."""
         expected = float(num_tokens)
-        plain_rate = expected / self.cost.seconds(base_rows)
+        plain_s, *wider_s = self.cost.curve(base_rows, len(promised))
+        plain_rate = expected / plain_s
         best, best_rate = 0, plain_rate * self._min_gain
-        for count, worth in enumerate(promised, start=1):
+        for count, (worth, seconds) in enumerate(zip(promised, wider_s, strict=True), start=1):
             expected += worth
-            rate = expected / self.cost.seconds(base_rows + count)
+            rate = expected / seconds
             if rate > best_rate:
                 best, best_rate = count, rate
             elif self._stops_at_loss:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from slipstream.speculation.acceptance import DraftRecord
+from slipstream.speculation.acceptance import DraftOutcome, DraftRecord
 from slipstream.speculation.tree import DraftTree
 
 MAX_BACKOFF = 8
@@ -99,8 +99,9 @@ class Lane:
             self.depth = _depth(draft.tree, draft.nodes)
         if draft.is_free and not draft.nodes:
             return
-        for record, past in ((self.record, decay), (pool, pool_decay)):
-            record.observe(draft.tree, draft.nodes, draft.path, draft.price, past)
+        outcome = DraftOutcome.of(draft.tree, draft.nodes, draft.path)
+        self.record.observe(outcome, draft.price, decay)
+        pool.observe(outcome, draft.price, pool_decay)
         if self.is_probe:
             self._learn_probe(draft)
         self.is_muted = self.record.is_loss

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.acceptance import MAX_DEPTH, DraftRecord, worths
+from slipstream.speculation.acceptance import MAX_DEPTH, DraftOutcome, DraftRecord, worths
 from slipstream.speculation.tree import ROOT, DraftTree
 
 
@@ -31,7 +31,7 @@ def worths_by(record: DraftRecord, tree: DraftTree, others: DraftRecord) -> list
 def observe(
     record: DraftRecord, tree: DraftTree, path: tuple[int, ...], price: float, decay: float
 ) -> None:
-    record.observe(tree, range(len(tree)), path, price, decay)
+    record.observe(DraftOutcome.of(tree, range(len(tree)), path), price, decay)
 
 
 def test_without_evidence_claims_are_believed() -> None:
