@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -275,14 +275,13 @@ def exit_status(*arguments: str) -> object:
 
 
 def lossless_arguments(path: Path, folder: Path) -> list[str]:
-    settings = [f"{name}={value}" for name, value in SETTINGS.items()]
-    settings.append('speculation.drafters=["suffix", {"kind": "ngram", "min_n": 1}]')
+    drafters = '["suffix", {"kind": "ngram", "min_n": 1}]'
     return [
         "lossless",
         *("--model", str(path), "--prompts", str(prompt_file(folder))),
         *("--max-tokens", "12", "--sampling", "greedy", "--concurrency", "4"),
         *("--json", str(folder / "out.json")),
-        *(part for setting in settings for part in ("--set", setting)),
+        *_settings(SETTINGS | {"speculation.drafters": drafters}),
     ]
 
 
@@ -330,6 +329,21 @@ def test_the_command_ends_with_1_where_nothing_was_put_to_the_test(
     assert exit_status(*arguments) == 1
     assert "Not proven, nothing was drafted." in capsys.readouterr().out
     assert exit_status(*arguments, "--allow-vacuous") == 0
+
+
+def test_a_drafter_that_is_not_shipped_for_the_target_is_no_set_of_its_own(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    arguments = lossless_arguments(pair[0], tmp_path)
+    arguments = [*arguments[: arguments.index("--set")], *_settings(SETTINGS)]
+    assert exit_status(*arguments, "--allow-vacuous") == 0
+    sets = json.loads((tmp_path / "out.json").read_text())["plan"]["drafters"]
+    assert sets == ["configured", "off", "suffix", "ngram", "draft_model", "merge"]
+    assert exit_status(*arguments, "--drafters", "shipped") == 2
+
+
+def _settings(settings: Mapping[str, object]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 
 def test_a_wrong_name_is_a_usage_error(pair: tuple[Path, Path], tmp_path: Path) -> None:

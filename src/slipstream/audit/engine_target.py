@@ -12,11 +12,17 @@ from typing import Any
 from slipstream.audit.counters import counter_sum
 from slipstream.audit.law import Draw
 from slipstream.audit.outcome import Case, Job, Outcome, RunResult, TopTwo
-from slipstream.audit.plan import NO_DRAFTERS, Condition, DrafterSet, Setting
+from slipstream.audit.plan import MERGE, NO_DRAFTERS, Condition, DrafterSet, Setting
 from slipstream.audit.pressure import MemoryPressure
 from slipstream.config.control import FixedControl
 from slipstream.config.schema import Config
-from slipstream.config.speculation import DrafterConfig, DraftModelConfig, NgramConfig, SuffixConfig
+from slipstream.config.speculation import (
+    DrafterConfig,
+    DraftModelConfig,
+    NgramConfig,
+    ShippedConfig,
+    SuffixConfig,
+)
 from slipstream.engine.llm import LLM
 from slipstream.engine.messages import (
     Event,
@@ -89,6 +95,12 @@ class EngineTarget:
     @property
     def facts(self) -> Mapping[str, Any]:
         return self._facts
+
+    def drafter_names(self) -> tuple[str, ...]:
+        """Drafters that sets may name: those that come with Slipstream only where there is one."""
+        if not any(isinstance(item, ShippedConfig) for item in self._drafters):
+            return tuple(item.name for item in self._drafters)
+        return self._engine_for(DrafterSet(MERGE), Condition()).engine.info.drafters
 
     def run(self, setting: Setting, jobs: Sequence[Job], on_done: Callable[[], None]) -> RunResult:
         llm = self._engine_for(setting.drafters, setting.condition)

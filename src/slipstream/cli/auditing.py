@@ -118,11 +118,12 @@ def audit_engine(
 
     configure_logs("error", config.observability.log_format)  # memory is scarce on purpose
     drafters = audit_drafters(config, draft_source)
-    names = [item.name for item in drafters]
+    wanted.plan(OFF, [item.name for item in drafters], ALL_CONDITIONS)  # flags before loading
+    target = EngineTarget(config, drafters, load=load_llm)
+    names = target.drafter_names()
     configured = [CONFIGURED] if config.speculation.drafters else []
     default_sets = ",".join([*configured, OFF, *names, MERGE])
     plan = wanted.plan(default_sets, names, ALL_CONDITIONS)
-    target = EngineTarget(config, drafters, load=load_llm)
     report = _run(target, plan, prompts)
     return Audited(plan, report, target.facts, target.token_text)
 

@@ -100,10 +100,7 @@ async def _serve_with(
         version=__version__,
         api_keys=api_keys,
     )
-    drafters = ", ".join(item.name for item in config.speculation.drafters)
-    messages = Messages(
-        service.model, drafters or "none (speculation is off)", needs_key=bool(api_keys)
-    )
+    messages = Messages(service.model, needs_key=bool(api_keys))
     hooks = Hooks(messages.listening, messages.ready, messages.draining)
     await run_server(service, hooks)
 

@@ -18,14 +18,12 @@ class Messages:
     def __init__(
         self,
         model: str,
-        drafters: str,
         console: Console | None = None,
         *,
         needs_key: bool = False,
     ) -> None:
         self._console = console or Console(stderr=True)
         self._model = model
-        self._drafters = drafters
         self._needs_key = needs_key
         self._url = ""
 
@@ -36,12 +34,13 @@ class Messages:
         )
 
     def ready(self, info: EngineInfo) -> None:
+        drafters = ", ".join(info.drafters) or "none (speculation is off)"
         facts = Text.assemble(
             (self._model, "bold"),
             " is ready at ",
             (self._url, "bold"),
             f"\ncontext {info.max_model_len} tokens, KV cache {info.kv_tokens} tokens, "
-            f"drafters: {self._drafters}",
+            f"drafters: {drafters}",
         )
         self._console.print(Panel(facts, expand=False))
         # Without a frame and never cut, so that it can be copied from any terminal.

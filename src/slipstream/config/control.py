@@ -29,7 +29,7 @@ class CostControl(Section):
         default=32,
         ge=1,
         le=65536,
-        description="Steps after which a request that stopped drafting tries again.",
+        description="Steps after which a drafter that a request stopped asking is tried again.",
     )
     min_gain: float = Field(
         default=1.05,

@@ -115,7 +115,8 @@ def _with_shipped(
     for item in asks:
         if item.name not in {one.name for one in chosen}:
             message = (
-                "no drafter that comes with Slipstream pays for this target; it drafts nothing"
+                "no drafter comes with Slipstream for this target, or its weights are too narrow "
+                "for one to pay (min_target_bits); it drafts nothing"
             )
             found.findings.append(Finding(f"{item.name}: files", "skipped", message))
     return chosen

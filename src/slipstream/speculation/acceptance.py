@@ -81,14 +81,14 @@ def worths(tree: DraftTree, truths: Sequence[float]) -> list[float]:
     Args:
         truths: [nodes] how much of what is claimed comes true, see `DraftRecord.truth`.
     """
-    worths = [score * truth for score, truth in zip(tree.scores, truths, strict=True)]
+    found = [score * truth for score, truth in zip(tree.scores, truths, strict=True)]
     for parent in range(ROOT, len(tree)):
         children = tree.children(parent).values()
-        most = 1.0 if parent == ROOT else worths[parent]
-        total = sum(worths[child] for child in children) or 1.0
+        most = 1.0 if parent == ROOT else found[parent]
+        total = sum(found[child] for child in children) or 1.0
         for child in children:
-            worths[child] = min(worths[child] * min(most / total, 1.0), most)
-    return worths
+            found[child] = min(found[child] * min(most / total, 1.0), most)
+    return found
 
 
 def _place(depth: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.speculation.acceptance import DraftRecord, worths
+from slipstream.speculation.bare import BarePasses
 from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
 from slipstream.speculation.cost import StepCost
 from slipstream.speculation.lane import Lane, LaneDraft
@@ -23,7 +25,7 @@ class _Prices:
     """What a step's drafts cost, in tokens that plain decoding makes in the same time.
 
     Attributes:
-        asks: Drafter -> of asking it once; 0 where that is negligible.
+        asks: Drafter -> of asking it once; none where that is not known or negligible.
         node: Of verifying a node.
     """
 
@@ -43,12 +45,12 @@ class CostController:
     proposed it. A lane whose drafts cost more than they bring is muted: its drafter is not asked.
 
     What is never verified is never learned, so now and then a lane that is muted, or whose drafts
-    are cut, has one more node verified than pays: a probe. The wait doubles with each probe that
-    fails, and is so long that probes take at most `PROBE_SHARE` of the time.
+    are cut, has one more node verified than pays: a probe. A muted lane whose drafter is so dear
+    that one token could not pay for asking it has its whole draft verified. The wait doubles with
+    each probe that fails, and is so long that probes take at most `PROBE_SHARE` of the time.
 
     What drafts cost is known only beside passes without any, and a wrong belief would hide itself.
-    So now and then a pass is made without its drafts, though they are there: the more often, the
-    less they promise, and so that at most `BARE_SHARE` of the time is lost.
+    So now and then a pass is made without its drafts, though they are there, see `BarePasses`.
 
     Args:
         cost: Seconds of a pass by its rows; refined here.
@@ -63,9 +65,10 @@ class CostController:
 
     PROBE_SHARE = 0.01
     NEGLIGIBLE_DRAFT_SHARE = 0.01
+    DEAR_ASK = 0.5  # tokens
+    DEAR_NODES = 8  # about as many are verified in a probe of such a drafter
+    USUAL_SHARE = 0.75  # of lanes that were asked in the step before too
     POOL_MEMORY = 5  # drafts of the pool that weigh as much as one of a request
-    BARE_SHARE = 0.005
-    LEAST_BARE_INTERVAL = 16
 
     def __init__(
         self,
@@ -85,9 +88,12 @@ class CostController:
         self._requests: dict[str, Lanes] = {}
         self._num_lanes = 0
         self._draft_s: dict[str, float] = {}
-        self._probe_prices: dict[str, float] = {}
-        self._doubt = 0.0  # reaches 1 where a pass is due without its drafts
+        self._ask_prices: dict[str, float] = {}  # in tokens of plain decoding, as _row_price
+        self._row_price = 0.0
+        self._promised_gain = 1.0  # of the last drafts, in tokens per second
+        self._bare = BarePasses()
         self._is_bare = False
+        self._offered: dict[str, Counter[str]] = {}  # request -> nodes that count for each drafter
 
     def limit(self, request_id: str, bounds: DraftLimit) -> DraftLimit:
         lanes = self._requests.get(request_id, {})
@@ -95,7 +101,10 @@ class CostController:
             lane.is_probe = lane.num_cut_steps >= self._wait(name, lane)
         if not lanes or not all(lane.is_muted for lane in lanes.values()):
             return bounds
-        return ONE_NODE if any(lane.is_probe for lane in lanes.values()) else NO_DRAFT
+        probing = [name for name, lane in lanes.items() if lane.is_probe]
+        if not probing:
+            return NO_DRAFT
+        return bounds if any(map(self._is_dear, probing)) else ONE_NODE
 
     def asks(self, request_id: str, drafter: str) -> bool:
         return self._lane(request_id, drafter).asks
@@ -109,8 +118,9 @@ class CostController:
             for node, worth in enumerate(self._worths(key, tree))
         )
         promised = [-item[0] for item in ranked]
-        num_kept, gain = self._best_prefix(promised, num_tokens, num_other_rows)
-        self._is_bare = num_kept > 0 and not self._stops_at_loss and self._doubts(gain)
+        # By what the drafts before have promised: these could tell something of their own tokens.
+        self._is_bare = self._bare.is_due(self._promised_gain)
+        num_kept, self._promised_gain = self._best_prefix(promised, num_tokens, num_other_rows)
         if self._is_bare:
             return dict.fromkeys(trees, EMPTY_TREE)
         kept: dict[str, list[int]] = {}
@@ -127,7 +137,10 @@ class CostController:
             probe = key, self._credited(tree.sources[node])
             if probe in probing and tree.parents[node] in (ROOT, *nodes):
                 nodes.append(node)
-                probing.remove(probe)
+                lane = self._lane(*probe)
+                if not (lane.is_muted and self._is_dear(probe[1])):
+                    probing.remove(probe)
+        self._offered = {key: self._counted(tree) for key, tree in trees.items()}
         return {key: _keep(tree, kept.get(key, [])) for key, tree in trees.items()}
 
     def observe(
@@ -173,7 +186,8 @@ class CostController:
         return pool
 
     def _wait(self, drafter: str, lane: Lane) -> float:
-        price = self._probe_prices.get(drafter, 0.0)
+        num_nodes = self.DEAR_NODES if self._is_dear(drafter) else 1
+        price = self._ask_prices.get(drafter, 0.0) + num_nodes * self._row_price
         return lane.wait(self._probe_interval, price / self.PROBE_SHARE)
 
     def _credited(self, sources: frozenset[str]) -> str:
@@ -182,6 +196,12 @@ class CostController:
             (name,) = sources
             return name
         return min(sources, key=lambda name: (self._draft_s.get(name, 0.0), name))
+
+    def _counted(self, tree: DraftTree) -> Counter[str]:
+        return Counter(map(self._credited, tree.sources))
+
+    def _is_dear(self, drafter: str) -> bool:
+        return self._ask_prices.get(drafter, 0.0) >= self.DEAR_ASK
 
     def _worths(self, request_id: str, tree: DraftTree) -> list[float]:
         known: dict[tuple[str, int], float] = {}
@@ -195,19 +215,24 @@ class CostController:
         return worths(tree, truths)
 
     def _learn_ask(self, name: str, seconds: float, feedback: Sequence[StepFeedback]) -> None:
-        """What asking a drafter takes, where it is asked all the time: after a rest it has more to
-        take in, and a prompt that it reads is not an ask either."""
-        asked = [item for item in feedback if name in item.proposed]
-        lanes = [self._requests.get(item.request_id, {}).get(name) for item in asked]
-        usual = [lane is None or lane.was_asked or name not in self._draft_s for lane in lanes]
-        reading = [
-            lane is None or lane.may_be_reading(item.proposed[name])
-            for item, lane in zip(asked, lanes, strict=True)
-        ]
-        if not asked or not all(usual) or any(reading):
-            return
-        share_s = seconds / len(asked)
-        self._draft_s[name] = 0.9 * self._draft_s.get(name, share_s) + 0.1 * share_s
+        """What asking a drafter takes where it is asked all the time: who was not asked before has
+        more to take in, so it takes no more than what a step with such requests did."""
+        num_asked = num_usual = 0
+        for item in feedback:
+            if name not in item.proposed:
+                continue
+            num_asked += 1
+            lane = self._requests.get(item.request_id, {}).get(name)
+            if lane is not None and lane.was_asked:
+                num_usual += not lane.may_be_reading(item.proposed[name])
+        share_s = seconds / max(num_asked, 1)
+        known_s = self._draft_s.get(name)
+        if known_s is None and num_usual:
+            self._draft_s[name] = share_s
+        elif known_s is not None and (
+            share_s < known_s or num_usual >= self.USUAL_SHARE * num_asked
+        ):
+            self._draft_s[name] = 0.9 * known_s + 0.1 * share_s
 
     def _prices(self, feedback: Sequence[StepFeedback], rows: int) -> _Prices:
         num_running = max(len(feedback), 1)
@@ -217,7 +242,7 @@ class CostController:
         nodes_s = self.cost.seconds(rows) - self.cost.seconds(rows - num_nodes)
         row_s = self.cost.seconds(num_running + 1) - plain_s
         asks = {name: seconds / token_s for name, seconds in self._draft_s.items()}
-        self._probe_prices = {name: ask + row_s / token_s for name, ask in asks.items()}
+        self._ask_prices, self._row_price = asks, row_s / token_s
         least = self.NEGLIGIBLE_DRAFT_SHARE
         return _Prices(
             asks={name: ask for name, ask in asks.items() if ask >= least},
@@ -234,6 +259,7 @@ class CostController:
             nodes=nodes,
             path=item.path,
             price=ask + prices.node * len(nodes),
+            is_whole=len(nodes) == self._offered.get(item.request_id, Counter())[name],
             is_free=not ask,
         )
         pool_decay = 1.0 - (1.0 - self._decay) / self.POOL_MEMORY
@@ -254,16 +280,7 @@ class CostController:
                 best, best_rate = count, rate
             elif self._stops_at_loss:
                 break
-        return best, best_rate / plain_rate
-
-    def _doubts(self, gain: float) -> bool:
-        """Whether a pass is due without its drafts, which promise `gain`."""
-        interval = (1.0 - 1.0 / gain) / self.BARE_SHARE
-        self._doubt += 1.0 / max(interval, self.LEAST_BARE_INTERVAL)
-        if self._doubt < 1.0:
-            return False
-        self._doubt = 0.0
-        return True
+        return best, best_rate / plain_rate if best else 1.0
 
 
 def _keep(tree: DraftTree, nodes: Sequence[int]) -> DraftTree:

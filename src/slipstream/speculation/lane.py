@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slipstream.speculation.acceptance import DraftOutcome, DraftRecord
 from slipstream.speculation.tree import DraftTree
@@ -22,6 +22,7 @@ class LaneDraft:
         tree: What was verified of the merged draft; of it `nodes` count for the lane.
         path: Kept nodes.
         price: What asking and verifying cost, in tokens that plain decoding makes meanwhile.
+        is_whole: All that was proposed and counts for the lane was verified.
         is_free: Asking cost nothing.
     """
 
@@ -30,6 +31,7 @@ class LaneDraft:
     nodes: Collection[int]
     path: tuple[int, ...]
     price: float
+    is_whole: bool
     is_free: bool
 
 
@@ -40,17 +42,20 @@ class Lane:
     Attributes:
         record: Its drafts so far; it starts with what is known of all requests.
         num_cut_steps: Steps since all that could have been drafted was verified.
-        num_silent_steps: Steps in a row in which the drafter was asked and had nothing to say.
+        num_silent_steps: Steps in which the drafter was asked before it first had something to say.
+        has_spoken: It once had.
         backoff: Doubles with every probe that failed.
-        depth: Of the last draft that was verified, probes aside; 0 if all of it was cut.
+        depth: Tokens of the last draft that was verified, probes aside, or that a probe brought; 0
+            if all of it was cut.
         is_muted: Drafting costs more than it brings: the drafter is not asked until the next probe.
         is_probe: In this step one more node is verified than pays.
         was_asked: In the last step.
     """
 
-    record: DraftRecord = field(default_factory=DraftRecord)
+    record: DraftRecord
     num_cut_steps: int = 0
     num_silent_steps: int = 0
+    has_spoken: bool = False
     backoff: int = 1
     depth: int = 0
     is_muted: bool = False
@@ -78,11 +83,14 @@ class Lane:
 
     def may_be_reading(self, num_proposed: int) -> bool:
         """Whether the drafter may still read the prompt, which is slow and proposes nothing."""
-        return num_proposed == 0 and self.num_silent_steps < MAX_SILENT_STEPS
+        if num_proposed or self.has_spoken:
+            return False
+        return self.num_silent_steps < MAX_SILENT_STEPS
 
     def rest(self) -> None:
         """Count a step in which the drafter was not asked."""
-        self.num_cut_steps += 1
+        # A probe that did not come about: the drafter may not draft any more, or no row was free.
+        self.num_cut_steps = 0 if self.is_probe else self.num_cut_steps + 1
         self.was_asked = False
 
     def learn(self, draft: LaneDraft, pool: DraftRecord, decay: float, pool_decay: float) -> None:
@@ -91,9 +99,8 @@ class Lane:
         if self.may_be_reading(draft.num_proposed):
             self.num_silent_steps += 1
             return
-        if draft.num_proposed:
-            self.num_silent_steps = 0
-        is_whole = draft.num_proposed == len(draft.nodes) and not self.is_muted
+        self.has_spoken = self.has_spoken or draft.num_proposed > 0
+        is_whole = draft.is_whole and not self.is_muted
         self.num_cut_steps = 0 if is_whole else self.num_cut_steps + 1
         if not self.is_probe:
             self.depth = _depth(draft.tree, draft.nodes)

@@ -114,7 +114,7 @@ def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
             old = known[name]
             if name in of_tokens:
                 if name == HEAD:
-                    grown.mul_(_share_of(grown[places], old))
+                    grown.mul_(_scale_to(grown[places], old))
                 grown[places] = old
                 continue
             if old.ndim == 2:
@@ -122,6 +122,6 @@ def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
             grown[tuple(map(slice, old.shape))] = old
 
 
-def _share_of(rows: Tensor, trained: Tensor) -> Tensor:
+def _scale_to(rows: Tensor, trained: Tensor) -> Tensor:
     """The factor of `rows` that brings them nearest to what became of them."""
     return (rows * trained).sum() / rows.square().sum()

@@ -83,7 +83,7 @@ def open_source(
 
     Raises:
         WeightsError: The cache lacks these taps, or is of something else.
-        ChecksumError: A shard is shorter than it was; names it.
+        ChecksumError: A shard has another length than it had; names it.
     """
     if cache is None:
         reader = TargetReader(

@@ -147,7 +147,7 @@ class CachedSource:
         dataset_sha256: Its digest.
     Raises:
         WeightsError: It is incomplete, or another target's or dataset's.
-        ChecksumError: A shard is shorter than it was; names the shard.
+        ChecksumError: A shard has another length than it had; names it.
     """
 
     def __init__(

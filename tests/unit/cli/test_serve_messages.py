@@ -18,7 +18,7 @@ URL = "http://127.0.0.1:8000"
 def told(model: str, width: int = 80, *, needs_key: bool = False) -> str:
     shown = io.StringIO()
     console = Console(file=shown, width=width)
-    messages = Messages(model, "suffix", console, needs_key=needs_key)
+    messages = Messages(model, console, needs_key=needs_key)
     messages.listening(URL)
     messages.ready(engine_info(model))
     return shown.getvalue()
@@ -61,6 +61,6 @@ def test_the_command_has_a_place_for_the_key_where_one_is_needed(needs_key: bool
 )
 def test_stopping_names_the_requests_that_are_waited_for(num_requests: int, text: str) -> None:
     shown = io.StringIO()
-    Messages("m", "suffix", Console(file=shown, width=80)).draining(num_requests)
+    Messages("m", Console(file=shown, width=80)).draining(num_requests)
     assert text in shown.getvalue()
     assert ("finishing" in shown.getvalue()) == (num_requests > 0)
