@@ -86,10 +86,17 @@ def _setting_row(key: str, field: FieldInfo) -> Sequence[str]:
     elif isinstance(value, BaseModel):
         default = f"`{getattr(value, 'kind', '')}`"
     elif isinstance(value, tuple):
-        default = f"`[{', '.join(item.kind for item in value)}]`"
+        default = f"`[{', '.join(map(_tagged, value))}]`"
     else:
         default = f"`{json.dumps(value)}`"
     return f"`{key}`", default, expected(field), field.description or ""
+
+
+def _tagged(item: BaseModel) -> str:
+    """A tagged section by its kind, with what differs from the kind's defaults."""
+    kind: str = getattr(item, "kind", "")
+    own = item.model_dump(exclude_defaults=True)
+    return json.dumps({"kind": kind, **own}) if own else kind
 
 
 # ---- errors.md ----
