@@ -10,6 +10,7 @@ from slipstream.speculation.tree import DraftTree
 
 MAX_BACKOFF = 8
 MAX_SILENT_STEPS = 16
+DEAR_SILENCE = 0.25  # tokens, from which on an ask that brings nothing weighs as a draft
 DEEPER_PROBES = 4  # as often again where a draft is verified and could be deeper
 
 
@@ -107,8 +108,10 @@ class Lane:
         if draft.is_free and not draft.nodes:
             return
         outcome = DraftOutcome.of(draft.tree, draft.nodes, draft.path)
-        self.record.observe(outcome, draft.price, decay)
-        pool.observe(outcome, draft.price, pool_decay)
+        # Silence makes the past fade by what it cost: a cheap drafter may wait long for its chance.
+        weight = 1.0 if draft.num_proposed else min(draft.price / DEAR_SILENCE, 1.0)
+        for record, past in ((self.record, decay), (pool, pool_decay)):
+            record.observe(outcome, draft.price, 1.0 - weight * (1.0 - past))
         if self.is_probe:
             self._learn_probe(draft)
         self.is_muted = self.record.is_loss
