@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,6 @@ from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 
 ONE_NODE = DraftLimit(1, 1)
 GOLDEN_RATIO = 0.6180339887498949
-
-Lanes = dict[str, Lane]
-"""Drafter -> its lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class CostController:
         self._min_gain = min_gain
         self._stops_at_loss = stops_at_loss
         self._pools: dict[str, DraftRecord] = {}
-        self._requests: dict[str, Lanes] = {}
+        self._requests: dict[str, dict[str, Lane]] = {}  # request -> drafter -> its lane
         self._num_lanes = 0
         self._draft_s: dict[str, float] = {}
         self._ask_prices: dict[str, float] = {}  # in tokens of plain decoding, as _row_price
@@ -93,7 +89,7 @@ class CostController:
         self._promised_gain = 1.0  # of the last drafts, in tokens per second
         self._bare = BarePasses()
         self._is_bare = False
-        self._offered: dict[str, Counter[str]] = {}  # request -> nodes that count for each drafter
+        self._cut: dict[str, set[str]] = {}  # request -> drafters with a node that was cut
 
     def limit(self, request_id: str, bounds: DraftLimit) -> DraftLimit:
         lanes = self._requests.get(request_id, {})
@@ -140,7 +136,7 @@ class CostController:
                 lane = self._lane(*probe)
                 if not (lane.is_muted and self._is_dear(probe[1])):
                     probing.remove(probe)
-        self._offered = {key: self._counted(tree) for key, tree in trees.items()}
+        self._cut = {key: self._cut_of(tree, kept.get(key, [])) for key, tree in trees.items()}
         return {key: _keep(tree, kept.get(key, [])) for key, tree in trees.items()}
 
     def observe(
@@ -158,9 +154,10 @@ class CostController:
             self._learn_ask(name, seconds, feedback)
         prices = self._prices(feedback, rows)
         for item in feedback:
+            nodes = self._nodes_by_drafter(item.tree)
             for name, lane in self._requests.get(item.request_id, {}).items():
                 if name in item.proposed:
-                    self._learn(name, lane, item, prices)
+                    self._learn(name, lane, item, nodes.get(name, []), prices)
                 else:
                     lane.rest()
 
@@ -197,8 +194,18 @@ class CostController:
             return name
         return min(sources, key=lambda name: (self._draft_s.get(name, 0.0), name))
 
-    def _counted(self, tree: DraftTree) -> Counter[str]:
-        return Counter(map(self._credited, tree.sources))
+    def _nodes_by_drafter(self, tree: DraftTree) -> dict[str, list[int]]:
+        nodes: dict[str, list[int]] = {}
+        for node, sources in enumerate(tree.sources):
+            nodes.setdefault(self._credited(sources), []).append(node)
+        return nodes
+
+    def _cut_of(self, tree: DraftTree, kept: Sequence[int]) -> set[str]:
+        """Drafters for which nodes count that are not among `kept`."""
+        if len(kept) == len(tree):
+            return set()
+        cut = set(range(len(tree))).difference(kept)
+        return {self._credited(tree.sources[node]) for node in cut}
 
     def _is_dear(self, drafter: str) -> bool:
         return self._ask_prices.get(drafter, 0.0) >= self.DEAR_ASK
@@ -236,22 +243,26 @@ class CostController:
 
     def _prices(self, feedback: Sequence[StepFeedback], rows: int) -> _Prices:
         num_running = max(len(feedback), 1)
-        plain_s = self.cost.seconds(num_running)
+        plain_s, wider_s = self.cost.curve(num_running, 1)
         token_s = plain_s / num_running
         num_nodes = sum(len(item.tree) for item in feedback)
         nodes_s = self.cost.seconds(rows) - self.cost.seconds(rows - num_nodes)
-        row_s = self.cost.seconds(num_running + 1) - plain_s
         asks = {name: seconds / token_s for name, seconds in self._draft_s.items()}
-        self._ask_prices, self._row_price = asks, row_s / token_s
+        self._ask_prices, self._row_price = asks, (wider_s - plain_s) / token_s
         least = self.NEGLIGIBLE_DRAFT_SHARE
         return _Prices(
             asks={name: ask for name, ask in asks.items() if ask >= least},
             node=nodes_s / num_nodes / token_s if num_nodes else 0.0,
         )
 
-    def _learn(self, name: str, lane: Lane, item: StepFeedback, prices: _Prices) -> None:
-        sources = item.tree.sources
-        nodes = [node for node, of_it in enumerate(sources) if self._credited(of_it) == name]
+    def _learn(
+        self,
+        name: str,
+        lane: Lane,
+        item: StepFeedback,
+        nodes: Sequence[int],
+        prices: _Prices,
+    ) -> None:
         ask = prices.asks.get(name, 0.0)
         draft = LaneDraft(
             num_proposed=item.proposed[name],
@@ -259,7 +270,7 @@ class CostController:
             nodes=nodes,
             path=item.path,
             price=ask + prices.node * len(nodes),
-            is_whole=len(nodes) == self._offered.get(item.request_id, Counter())[name],
+            is_whole=name not in self._cut.get(item.request_id, ()),
             is_free=not ask,
         )
         pool_decay = 1.0 - (1.0 - self._decay) / self.POOL_MEMORY

@@ -16,6 +16,7 @@ from slipstream.config.schema import Config
 from slipstream.config.section import parse_bytes
 from slipstream.config.speculation import (
     NgramConfig,
+    ShippedConfig,
     SpeculationConfig,
     SuffixConfig,
 )
@@ -23,7 +24,7 @@ from slipstream.config.speculation import (
 
 def test_defaults_speculate_by_copying_and_with_what_is_shipped_under_cost_control() -> None:
     speculation = Config().speculation
-    assert [item.kind for item in speculation.drafters] == ["suffix", "shipped"]
+    assert speculation.drafters == (SuffixConfig(), ShippedConfig(min_target_bits=12.0))
     assert speculation.controller == CostControl()
 
 

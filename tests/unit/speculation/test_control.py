@@ -107,6 +107,30 @@ def drive(
     return log
 
 
+def step_alone(
+    controller: CostController,
+    draft: DraftTree,
+    accept: Accept,
+    *,
+    seconds: Callable[[int], float] | None = None,
+    draft_s: float = 0.0,
+) -> DraftTree | None:
+    """One step of request "r", which `draft` is proposed for; what is verified, or None where
+    nobody is asked.
+
+    Args:
+        seconds: Of a pass by its rows; not given: what the controller expects.
+    """
+    is_asked = controller.limit("r", BOUNDS) is not NO_DRAFT and controller.asks("r", "test")
+    tree = controller.prune({"r": draft}, 1, 1)["r"] if is_asked else EMPTY_TREE
+    proposed = {"test": len(draft)} if is_asked else {}
+    feedback = StepFeedback("r", proposed, tree, accept(tree))
+    rows = 1 + len(tree)
+    target_s = (seconds or controller.cost.seconds)(rows)
+    controller.observe([feedback], rows, target_s, {"test": draft_s} if is_asked else {})
+    return tree if is_asked else None
+
+
 # ---- what is asked for, and what of it is kept ----
 
 
@@ -453,15 +477,9 @@ def drive_bare(profile: Mapping[int, float], score: float, num_steps: int) -> li
     """Steps whose drafts were all left out."""
     controller, bare = controller_of(profile), []
     for step in range(num_steps):
-        controller.limit("r", BOUNDS)
-        controller.asks("r", "test")
-        tree = controller.prune({"r": chain(1, score)}, 1, 1)["r"]
-        if not tree:
+        accept = first_only if step % 10 < 10 * score else nothing
+        if not step_alone(controller, chain(1, score), accept):
             bare.append(step)
-        path = (0,) if tree and step % 10 < 10 * score else ()
-        feedback = StepFeedback("r", {"test": 1}, tree, path)
-        rows = 1 + len(tree)
-        controller.observe([feedback], rows, controller.cost.seconds(rows), {"test": 0.0})
     return bare
 
 
@@ -482,13 +500,9 @@ def test_a_wrong_belief_about_passes_without_drafts_is_found_out(believed_s: flo
     controller = controller_of({1: believed_s, 2: 1.0, 128: 30.0})
     num_drafted = []
     for step in range(6000):
-        controller.limit("r", BOUNDS)
-        controller.asks("r", "test")
-        tree = controller.prune({"r": chain(1, 0.6)}, 1, 1)["r"]
-        num_drafted.append(len(tree))
-        path = (0,) if tree and step % 5 < 3 else ()
-        feedback = StepFeedback("r", {"test": 1}, tree, path)
-        controller.observe([feedback], 1 + len(tree), truth[1 + len(tree)], {"test": 0.0})
+        accept = first_only if step % 5 < 3 else nothing
+        tree = step_alone(controller, chain(1, 0.6), accept, seconds=truth.__getitem__)
+        num_drafted.append(len(tree or ()))
     assert sum(num_drafted[:100]) > 20
     assert sum(num_drafted[-200:]) < 20
 
@@ -503,20 +517,19 @@ def ask_s_after_churn(num_requests: int, life: int, num_steps: int, first_s: flo
     drive(controller, everything, 30, draft_s=first_s)
     controller.release("r")
     for step in range(num_steps):
-        names = [f"r{(step + offset) // life}-{offset}" for offset in range(num_requests)]
+        ages = [(step + offset) % life for offset in range(num_requests)]
+        names = [f"r{step - age}-{offset}" for offset, age in enumerate(ages)]
         asked = []
         for name in names:
             if controller.limit(name, BOUNDS) is not NO_DRAFT and controller.asks(name, "test"):
                 asked.append(name)
         kept = controller.prune({name: chain(2) for name in asked}, num_requests, num_requests)
         feedback = []
-        for name in names:
+        for name, age in zip(names, ages, strict=True):
             tree = kept.get(name, EMPTY_TREE)
             proposed = {"test": 2} if name in asked else {}
             feedback.append(StepFeedback(name, proposed, tree, first_only(tree)))
-            if (step + 1 + int(name.split("-")[1])) // life != (
-                step + int(name.split("-")[1])
-            ) // life:
+            if age == life - 1:
                 controller.release(name)
         rows = num_requests + sum(map(len, kept.values()))
         drafter_s = {"test": 0.02 * len(asked)} if asked else {}
@@ -532,17 +545,22 @@ def test_the_price_of_asking_follows_a_batch_that_shares_it() -> None:
 def test_a_drafter_that_seldom_says_anything_is_charged_for_every_ask(every: int) -> None:
     controller, tokens, seconds = controller_of(), 0, 0.0
     for step in range(2000):
-        limit = controller.limit("r", BOUNDS)
-        is_asked = limit is not NO_DRAFT and controller.asks("r", "test")
-        whole = chain(1) if is_asked and step % every == 0 else EMPTY_TREE
-        tree = controller.prune({"r": whole}, 1, 1)["r"] if is_asked else EMPTY_TREE
-        proposed = {"test": len(whole)} if is_asked else {}
-        feedback = StepFeedback("r", proposed, tree, everything(tree))
-        drafter_s = {"test": 0.6} if is_asked else {}
-        controller.observe([feedback], 1 + len(tree), 1.0, drafter_s)
-        tokens += 1 + len(tree)
-        seconds += 1.0 + sum(drafter_s.values())
+        draft = EMPTY_TREE if step % every else chain(1)
+        tree = step_alone(controller, draft, everything, seconds=lambda _: 1.0, draft_s=0.6)
+        tokens += 1 + len(tree or ())
+        seconds += 1.0 if tree is None else 1.6
     assert tokens / seconds > 0.93
+
+
+def test_a_cheap_drafter_may_wait_long_for_its_chance() -> None:
+    """Asking costs little but not nothing, and 80 asks in a row bring nothing."""
+    controller = controller_of()
+    for step in range(810):
+        tree = step_alone(
+            controller, EMPTY_TREE if step % 81 else chain(8), everything, draft_s=0.03
+        )
+        assert tree is not None or step < 81
+    assert not controller._requests["r"]["test"].is_muted
 
 
 def test_a_drafter_that_costs_more_than_a_token_comes_back_when_it_pays() -> None:
@@ -571,15 +589,10 @@ def test_whether_a_pass_is_bare_does_not_depend_on_its_own_drafts() -> None:
         controller._stops_at_loss = True
         bare = []
         for step in range(200):
-            controller.limit("r", BOUNDS)
-            controller.asks("r", "test")
             scores = changed_scores if step == changed else [0.9, 0.8]
             draft = DraftTree.chain([1, 2], scores, "test")
-            tree = controller.prune({"r": draft}, 1, 1)["r"]
-            if not tree:
+            if not step_alone(controller, draft, everything, seconds=lambda _: 1.0):
                 bare.append(step)
-            feedback = StepFeedback("r", {"test": 2}, tree, everything(tree))
-            controller.observe([feedback], 1 + len(tree), 1.0, {"test": 0.0})
         return bare
 
     (first,) = bare_steps(0, [0.9, 0.8])
