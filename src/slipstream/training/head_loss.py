@@ -104,20 +104,21 @@ class _HeadLoss(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs, matrices = tensors[:num_inputs], tensors[num_inputs:]
+        narrow = [x.to(w.dtype) for x, w in zip(inputs, matrices, strict=True)]
         wants = ctx.needs_input_grad[3:]
-        gradients: list[Tensor] = []
-        num_rows = len(targets.labels)
+        num_rows, vocab_size = len(targets.labels), len(matrices[0])
+        # By the logits, of all rows: sums over rows are exact only in one product.
+        gradient = matrices[0].new_empty(num_rows if any(wants) else 0, vocab_size)
         loss = torch.zeros((), dtype=torch.float64)
         accepted, best = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int64)
         for start in range(0, num_rows, _CHUNK_ROWS):
             rows = slice(start, start + _CHUNK_ROWS)
-            narrow = [x[rows].to(w.dtype) for x, w in zip(inputs, matrices, strict=True)]
-            part = _chunk(_logits(narrow, matrices), targets, scales, rows)
+            part = _chunk(_logits([x[rows] for x in narrow], matrices), targets, scales, rows)
             loss += part.loss
             accepted[rows], best[rows] = part.acceptance, part.best
             if any(wants):
-                gradients.append(part.gradient.to(matrices[0].dtype))
-        ctx.grads = _input_gradients(gradients, inputs, matrices, wants)
+                gradient[rows] = part.gradient
+        ctx.grads = _input_gradients(gradient, inputs, matrices, wants)
         ctx.mark_non_differentiable(accepted, best)
         return loss.float(), accepted, best
 
@@ -193,7 +194,7 @@ def _shared(
 
 
 def _input_gradients(
-    of_logits: Sequence[Tensor],  # [some rows, draft_vocab] each
+    of_logits: Tensor,  # [rows, draft_vocab]
     inputs: Sequence[Tensor],
     matrices: Sequence[Tensor],
     wants: Sequence[bool],
@@ -201,9 +202,9 @@ def _input_gradients(
     grads: list[Tensor | None] = [None] * len(wants)
     for index, (x, weight) in enumerate(zip(inputs, matrices, strict=True)):
         if wants[index]:
-            grads[index] = torch.cat([part @ weight for part in of_logits]).to(x.dtype)
+            grads[index] = (of_logits @ weight).to(x.dtype)
         if wants[len(inputs) + index]:
-            grads[len(inputs) + index] = torch.cat(list(of_logits)).T @ x.to(weight.dtype)
+            grads[len(inputs) + index] = of_logits.T @ x.to(weight.dtype)
     return grads
 
 

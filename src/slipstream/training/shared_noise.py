@@ -23,9 +23,15 @@ def shared_acceptance(draft: Tensor, target: Tensor) -> Tensor:
     Source: Daliri, Musco and Suresh 2024 (arXiv:2408.07978), section 3.
     """
     p, q = _with_rest(target), _with_rest(draft)
-    products = p.unsqueeze(-1) * q.unsqueeze(-2)  # [rows, j, i] = p_j q_i
-    largest = torch.maximum(products, products.transpose(-1, -2)).sum(-2)
-    return ((p * q) / largest.clamp_min(_SMALLEST))[..., :-1].sum(-1)
+    # p_i q_i times the sum is q_i sum p_j over tokens whose q_j / p_j is not above that of i,
+    # and p_i sum q_j over the others; sorted by that quotient both are running sums.
+    order = (q.detach() / p.clamp_min(_SMALLEST)).argsort(-1)
+    sorted_p, sorted_q = p.gather(-1, order), q.gather(-1, order)
+    above = sorted_q.sum(-1, keepdim=True) - sorted_q.cumsum(-1)
+    largest = sorted_q * sorted_p.cumsum(-1) + sorted_p * above.clamp_min(0.0)
+    both = sorted_p * sorted_q / largest.clamp_min(_SMALLEST)
+    is_rest = order == p.shape[-1] - 1
+    return both.masked_fill(is_rest, 0.0).sum(-1)
 
 
 def _with_rest(probs: Tensor) -> Tensor:
