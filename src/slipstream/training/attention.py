@@ -70,9 +70,10 @@ def _attend_chunk(
     hidden = ~torch.cat((context_visible, own_visible), -1)[None, :, :, None]
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     to_context, to_own = weights[..., :context_len], weights[..., context_len:]
-    mixed = torch.bmm(to_context.reshape(kv_heads, -1, context_len), values).view(*leading, -1)
-    of_blocks = torch.bmm(to_own.reshape(kv_heads * blocks, rows * group, -1), own_values)
-    mixed = mixed + of_blocks.view(*leading, -1)
+    to_context = to_context.reshape(kv_heads, blocks * rows * group, context_len)
+    to_own = to_own.reshape(kv_heads * blocks, rows * group, own_values.shape[1])
+    mixed = torch.bmm(to_context, values) + torch.bmm(to_own, own_values).view_as(of_context)
+    mixed = mixed.view(*leading, head_dim)
     return mixed.permute(1, 2, 0, 3, 4).reshape(blocks, rows, heads * head_dim)
 
 

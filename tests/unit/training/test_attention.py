@@ -20,7 +20,7 @@ def test_rounded_attention_is_near_the_exact_one_with_its_gradients(blocks: int)
     own = LayerKv(*(draw(batch, blocks, rows, kv_heads, size) for _ in range(2)))
     visible = torch.rand(batch, blocks, rows, length, generator=generator) < 0.5
     # As of blocks in the order of their starts, of which the first see nothing.
-    reach = torch.linspace(0, length, blocks).long().view(1, blocks, 1, 1)
+    reach = torch.linspace(-length, length, blocks).long().view(1, blocks, 1, 1)
     visible &= torch.arange(length) < reach
     own_visible = torch.ones(rows, rows, dtype=torch.bool).tril()
     arguments = (queries, context, visible, own, own_visible, size**-0.5)
