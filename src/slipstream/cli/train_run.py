@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from slipstream.cli.training import choose_taps, provenance_of
 from slipstream.clock import SystemClock
 from slipstream.errors import ConfigError
-from slipstream.execution.host_allocator import keep_freed_memory
 from slipstream.training.dataset import Dataset, Split, open_dataset
 from slipstream.training.draft_vocab import select_draft_tokens, unused_token
 from slipstream.training.families.family import AnyFamily
@@ -105,7 +104,6 @@ class FitOptions:
 
 def run_fit(target: TrainingTarget, options: FitOptions) -> None:
     """Train, and write the drafter, its provenance and a picture of the run."""
-    keep_freed_memory(maps_large_blocks=False)
     workers = _workers()
     console = Console(quiet=workers.rank != 0)
     dataset = open_dataset(options.files.data, target.identity)

@@ -46,14 +46,16 @@ TapsOption = Annotated[
 
 
 def open_target(config: Config) -> TrainingTarget:
-    """Fetch and load the target, and set the number of threads."""
+    """Fetch and load the target; set the number of threads, and that freed memory is kept."""
     import torch
 
     from slipstream.cli.fetching import fetch_weights
     from slipstream.engine.loading import load_target
     from slipstream.execution.cores import choose_num_threads, read_cores
+    from slipstream.execution.host_allocator import keep_freed_memory
     from slipstream.training.session import TrainingTarget
 
+    keep_freed_memory(maps_large_blocks=False)
     torch.set_num_threads(choose_num_threads(config.engine.num_threads, read_cores()))
     fetch_weights(config)
     with Console(stderr=True).status(f"loading {config.model.public_name}"):
