@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipstream.kernels")
 
-_ISA_NAMES = ("portable", "avx512", "amx")
+_ISA_NAMES = ("portable", "avx512", "avx512_bf16", "amx")
 _BUILD = "to get them, install a C++17 compiler and run: python -m slipstream.kernels.build"
 _OTHER_MACHINE = "they need an x86 processor with AVX2 (level x86-64-v3), or another architecture"
 
@@ -41,7 +41,7 @@ class KernelLibrary:
 
     Args:
         path: The shared library; None = the one next to this module.
-        isa: "amx", "avx512" or "portable"; None = the best that is here.
+        isa: "amx", "avx512_bf16", "avx512" or "portable"; None = the best that is here.
     Raises:
         KernelsUnavailableError: If it cannot be used.
     """

@@ -8,7 +8,7 @@ from slipstream.kernels.library import KernelLibrary
 from tests.support.native import native_kernels
 
 
-@pytest.fixture(params=["amx", "avx512", "portable"])
+@pytest.fixture(params=["amx", "avx512_bf16", "avx512", "portable"])
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
     """The native kernels, for each instruction set of this machine."""
     return native_kernels(request.param)

@@ -12,7 +12,7 @@ constexpr int TILE_IN = 32;   // inputs of a weight tile; one link of the accumu
 constexpr int TILE_ROWS = 16;
 
 enum Format : int32_t { BF16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
-enum Isa : int32_t { PORTABLE = 0, AVX512 = 1, AMX = 2 };
+enum Isa : int32_t { PORTABLE = 0, AVX512 = 1, AVX512_BF16 = 2, AMX = 3 };
 enum InputType : int32_t { BF16_INPUTS = 0, INT8_INPUTS = 1, NUM_INPUTS = 2 };
 enum Store : int32_t { TO_F32 = 0, TO_BF16 = 1, ADD_F32 = 2 };
 

@@ -56,11 +56,11 @@ Multiply multiply_for(int isa, int inputs) {
     if (inputs == INT8_INPUTS) {
         if (isa == AMX) return multiply_int8_amx;
         __builtin_cpu_init();
-        if (isa == AVX512 && __builtin_cpu_supports("avx512vnni")) return multiply_int8_vnni;
+        if (isa != PORTABLE && __builtin_cpu_supports("avx512vnni")) return multiply_int8_vnni;
         return multiply_int8_portable;
     }
     if (isa == AMX) return multiply_amx;
-    if (isa == AVX512) return multiply_avx512;
+    if (isa != PORTABLE) return multiply_avx512;
 #endif
     (void)isa;
     return inputs == INT8_INPUTS ? multiply_int8_portable : multiply_portable;
@@ -101,6 +101,7 @@ SL_EXPORT int sl_best_isa() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     if (has_amx && has_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
         return AMX;
+    if (has_bf16 && __builtin_cpu_supports("avx512vnni")) return AVX512_BF16;
 #endif
     return AVX512;
 #else
