@@ -85,18 +85,23 @@ def _units() -> list[_Unit]:
     drawing = ("draw.cpp", "candidates.cpp")
     drafting = ("draft_walk.cpp", "draft_block.cpp", "draft_chain.cpp")
     passes = ("attention_units.cpp", "pack.cpp", "layers.cpp", "pass.cpp")
-    vector_units = ("linear_vector.cpp", "attention.cpp", "pointwise.cpp", "delta.cpp", *drawing)
+    vector_units = ("attention.cpp", "pointwise.cpp", "delta.cpp", *drawing)
+    portable_units = (*vector_units, "linear_vector.cpp", int8)
     plain_units = (*passes, *drafting, "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]
+        plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in portable_units]
         return [*plain, *(_Unit(source, None) for source in plain_units)]
     v3 = "x86-64-v3"
     amx_units = ("linear_amx.cpp", "linear_int8_amx.cpp", "attention_amx.cpp")
     return [
         *(_Unit(source, "sapphirerapids") for source in amx_units),
-        *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
+        *(
+            _Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",))
+            for source in ("linear_avx512.cpp", *vector_units)
+        ),
+        _Unit("linear_avx512.cpp", "cooperlake", ("SL_VARIANT=avx512_bf16",)),  # the first with bf16
         _Unit(int8, "cascadelake", ("SL_VARIANT=vnni",)),  # the least that has AVX-512 VNNI
-        *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in (*vector_units, int8)),
+        *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in portable_units),
         *(_Unit(source, v3) for source in plain_units),
     ]
 

@@ -60,7 +60,8 @@ Multiply multiply_for(int isa, int inputs) {
         return multiply_int8_portable;
     }
     if (isa == AMX) return multiply_amx;
-    if (isa != PORTABLE) return multiply_avx512;
+    if (isa == AVX512_BF16) return multiply_avx512_bf16;
+    if (isa == AVX512) return multiply_avx512;
 #endif
     (void)isa;
     return inputs == INT8_INPUTS ? multiply_int8_portable : multiply_portable;

@@ -14,6 +14,7 @@ using Barrier = void (*)();
 
 // `shared`: memory of the team, at least shared_bytes(num_rows, num_in); all threads of the team must call.
 void multiply_amx(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
+void multiply_avx512_bf16(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 void multiply_avx512(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 void multiply_portable(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 void multiply_int8_amx(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);

@@ -323,12 +323,12 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
     const FlushSubnormals flush;
     const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
     const auto next = [&](int tile) { return ahead_of(p, tile, outs, thread, num_threads); };
-    if (p.num_rows == 1) return run_few<FORMAT, 1>(p, outs, next);
+    if (p.num_rows == 1) return run_few<Singles, FORMAT, 1>(p, outs, next);
     if constexpr (FORMAT != BF16)
-        if (p.num_rows == 2) return run_few<FORMAT, 2>(p, outs, next);
+        if (p.num_rows == 2) return run_few<Singles, FORMAT, 2>(p, outs, next);
     if constexpr (FORMAT == Q8_0) {
-        if (p.num_rows == 3) return run_few<FORMAT, 3>(p, outs, next);
-        if (p.num_rows == 4) return run_few<FORMAT, 4>(p, outs, next);
+        if (p.num_rows == 3) return run_few<Singles, FORMAT, 3>(p, outs, next);
+        if (p.num_rows == 4) return run_few<Singles, FORMAT, 4>(p, outs, next);
     }
     if (p.num_rows <= 4) {
         run_narrow<FORMAT, 4>(p, outs, next);

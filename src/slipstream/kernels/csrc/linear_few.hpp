@@ -1,120 +1,81 @@
-// A few rows in vectors of sixteen outputs, which take each weight from memory once for all of them. For
-// so few products, loading and storing AMX tiles would take longer than all arithmetic, and tiles ask the
-// memory for less at a time. The order is that of linear_vector.cpp.
+// Rows in vectors of sixteen outputs, up to MOST_ROWS at once, which take each weight from memory once.
+// On AMX machines for a few rows: loading and storing tiles would take longer than all arithmetic, and
+// tiles ask the memory for less at a time. The order is that of linear_vector.cpp.
 #pragma once
-#include <immintrin.h>
-
-#include "linear_parts.hpp"
+#include "linear_words.hpp"
+#include "transpose.hpp"
 
 namespace slipstream {
 namespace {
 
-// The rows in float32, [steps][rows][32], and the sums of each step's inputs, [steps][rows].
+constexpr int MOST_ROWS = 4;
+
+// As many strips at once as have their sums in registers, with each input brought once for all of them.
+constexpr int strips_at_once(int num_rows) { return num_rows > 2 ? 2 : STRIPS; }
+
+// Rows' words, [steps][rows][WORDS], and the sums of each step's inputs, [steps][rows].
+template <typename Word>
 struct FewRows {
-    const float* x;
+    const Word* words;
     const float* sums;
     int num_steps;
 };
 
-// Sums of products of ROWS rows with the codes of one tile of each of NUM strips, by even and odd inputs.
-template <int NUM, int ROWS>
-struct Links {
-    __m512 even[NUM][ROWS], odd[NUM][ROWS];
-
-    SL_INLINE Links() {
-        for (int s = 0; s < NUM; s++)
-            for (int m = 0; m < ROWS; m++) even[s][m] = odd[s][m] = _mm512_setzero_ps();
-    }
-    SL_INLINE __m512 sum(int s, int m) const { return _mm512_add_ps(even[s][m], odd[s][m]); }
+// Strips side by side: their tiles, and where the codes of these lie, in them or widened.
+struct Strips {
+    const uint8_t* tiles;
+    size_t bytes;  // from a strip to the next
+    const uint8_t* codes;
+    size_t code_step, code_bytes;  // from a step's codes to the next one's, and from a strip's
+    uint8_t* wide;  // where to leave the words for other rows, [strips][steps] tiles, or null
 };
 
-// Adds the products of one input of each row, of which the first row's is at `x`.
-template <int ROWS>
-SL_INLINE void link_input(__m512 weights, const float* x, __m512* links) {
-#pragma GCC unroll 8
-    for (int m = 0; m < ROWS; m++)
-        links[m] = _mm512_fmadd_ps(weights, _mm512_set1_ps(x[m * TILE_IN]), links[m]);
+inline Strips strips_of(const Matrix& m, int first, uint8_t* wide = nullptr) {
+    const size_t bytes = strip_bytes(m);
+    const uint8_t* tiles = m.tiles + first * bytes;
+    return {tiles, bytes, tiles + header_bytes(m.format), tile_bytes(m.format), bytes, wide};
 }
 
-template <int NUM, int ROWS>
-SL_INLINE void link_words(const uint8_t* tile, size_t strip_bytes, const float* x, Ahead& ahead,
-                          Links<NUM, ROWS>& links) {
-    const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
-#pragma GCC unroll 16
-    for (int pair = 0; pair < 16; pair++) {
-        ahead.fetch(LINE);
-#pragma GCC unroll 8
-        for (int s = 0; s < NUM; s++) {
-            const __m512i words = _mm512_loadu_si512(tile + s * strip_bytes + 64 * pair);
-            link_input<ROWS>(__m512(_mm512_slli_epi32(words, 16)), x + 2 * pair, links.even[s]);
-            link_input<ROWS>(__m512(_mm512_and_si512(words, upper)), x + 2 * pair + 1, links.odd[s]);
-        }
-    }
-}
-
-template <int NUM, int ROWS>
-SL_INLINE void link_bytes(const uint8_t* codes, size_t strip_bytes, const float* x, Ahead& ahead,
-                          Links<NUM, ROWS>& links) {
-#pragma GCC unroll 16
-    for (int pair = 0; pair < 16; pair++) {
-        if (pair % 2 == 0) ahead.fetch(LINE);
-#pragma GCC unroll 8
-        for (int s = 0; s < NUM; s++) {
-            const uint8_t* at = codes + s * strip_bytes + 32 * pair;
-            const auto number = [&](int odd) {
-                return _mm512_cvtepi32_ps(
-                    _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(at + 16 * odd))));
-            };
-            link_input<ROWS>(number(0), x + 2 * pair, links.even[s]);
-            link_input<ROWS>(number(1), x + 2 * pair + 1, links.odd[s]);
-        }
-    }
-}
-
-template <int NUM, int ROWS>
-SL_INLINE void link_nibbles(const uint8_t* codes, size_t strip_bytes, __m512 numbers, const float* x,
-                            Ahead& ahead, Links<NUM, ROWS>& links) {
-    const auto number = [&](__m512i words) { return _mm512_permutexvar_ps(words, numbers); };
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++, x += 8) {
-        ahead.fetch(LINE);
-#pragma GCC unroll 8
-        for (int s = 0; s < NUM; s++) {
-            const uint8_t* at = codes + s * strip_bytes + 64 * i;
-            const auto pairs = [&](int from, __m512* link, int first) {
-#pragma GCC unroll 2
-                for (int j = 0; j < 2; j++) {
-                    // A load one byte on is a shift by eight bits; it may read three bytes too many.
-                    const __m512i words = _mm512_loadu_si512(at + from + j);
-                    link_input<ROWS>(number(words), x + first + 4 * j, link);
-                    link_input<ROWS>(number(_mm512_srli_epi32(words, 4)), x + first + 4 * j + 2, link);
-                }
-            };
-            pairs(0, links.even[s], 0);
-            pairs(2, links.odd[s], 1);
-        }
-    }
-}
-
-// One step of NUM strips, whose tiles start at `tile`, to sums[NUM][ROWS].
-template <int FORMAT, int NUM, int ROWS>
-SL_INLINE void multiply_tiles(const uint8_t* tile, size_t strip_bytes, __m512 numbers, const FewRows& rows,
+// One step of NUM strips, to sums[NUM][ROWS].
+template <typename Dots, int FORMAT, int NUM, int ROWS, bool KEEPS>
+SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewRows<typename Dots::Word>& rows,
                               int k, Ahead& ahead, __m512* sums) {
-    const float* x = rows.x + size_t(k) * ROWS * TILE_IN;
-    Links<NUM, ROWS> links;
-    if (FORMAT != BF16) ahead.fetch(header_bytes(FORMAT));
-    if constexpr (FORMAT == BF16)
-        link_words<NUM, ROWS>(tile, strip_bytes, x, ahead, links);
-    else if constexpr (FORMAT == Q8_0)
-        link_bytes<NUM, ROWS>(tile + header_bytes(FORMAT), strip_bytes, x, ahead, links);
-    else
-        link_nibbles<NUM, ROWS>(tile + header_bytes(FORMAT), strip_bytes, numbers, x, ahead, links);
+    constexpr int PART = Dots::PART, SLOTS = NUM * PART * LINE / part_bytes(FORMAT);
+    const typename Dots::Word* x = rows.words + size_t(k) * ROWS * Dots::WORDS;
+    __m512 links[2][NUM][ROWS];
+    for (auto& chain : links)
+        for (auto& strip : chain)
+            for (__m512& link : strip) link = _mm512_setzero_ps();
+    if (FORMAT != BF16) ahead.fetch<NUM>(header_bytes(FORMAT));
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++, x += PART) {
+        __m512i weights[NUM][PART];
+#pragma GCC unroll 4
+        for (int s = 0; s < NUM; s++) {
+            dots.read(strips.codes + s * strips.code_bytes + k * strips.code_step + part * Dots::PART_BYTES,
+                      weights[s]);
+            if (KEEPS)
+                Dots::widen(weights[s], strips.wide + size_t(s * rows.num_steps + k) * WIDE_TILE +
+                                            part * WIDE_TILE / PARTS);
+        }
 #pragma GCC unroll 8
-    for (int s = 0; s < NUM; s++, tile += strip_bytes) {
-#pragma GCC unroll 8
+        for (int w = 0; w < PART; w++)
+#pragma GCC unroll 4
+            for (int s = 0; s < NUM; s++) {
+                if ((w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
+#pragma GCC unroll 4
+                for (int m = 0; m < ROWS; m++)
+                    links[w % 2][s][m] = Dots::add(links[w % 2][s][m], weights[s][w], x + m * Dots::WORDS + w);
+            }
+    }
+    const uint8_t* tile = strips.tiles + k * tile_bytes(FORMAT);
+#pragma GCC unroll 4
+    for (int s = 0; s < NUM; s++, tile += strips.bytes) {
+#pragma GCC unroll 4
         for (int m = 0; m < ROWS; m++, sums++) {
-            *sums = FORMAT == BF16 ? _mm512_add_ps(*sums, links.sum(s, m))
-                                   : _mm512_fmadd_ps(__m512(halves(tile)), links.sum(s, m), *sums);
+            const __m512 link = _mm512_add_ps(links[0][s][m], links[1][s][m]);
+            *sums = FORMAT == BF16 ? _mm512_add_ps(*sums, link)
+                                   : _mm512_fmadd_ps(__m512(halves(tile)), link, *sums);
             if constexpr (FORMAT == Q4_1)
                 *sums = _mm512_fmadd_ps(__m512(halves(tile + 32)),
                                         _mm512_set1_ps(rows.sums[k * ROWS + m]), *sums);
@@ -122,63 +83,66 @@ SL_INLINE void multiply_tiles(const uint8_t* tile, size_t strip_bytes, __m512 nu
     }
 }
 
-// NUM strips side by side, to sums[NUM][ROWS].
-template <int FORMAT, int NUM, int ROWS>
-SL_INLINE void multiply_few(const uint8_t* strips, size_t strip_bytes, const FewRows& rows, Ahead ahead,
-                            __m512* sums) {
-    constexpr float FIRST = FORMAT == Q4_0 ? -8 : 0;
-    const __m512 numbers = _mm512_add_ps(
-        _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(FIRST));
-    // As many strips at once as have their links in registers.
-    constexpr int GROUP = NUM < 8 / ROWS ? NUM : 8 / ROWS;
-    Ahead nothing;
-    for (int i = 0; i < NUM * ROWS; i++) sums[i] = _mm512_setzero_ps();
-    for (int k = 0; k < rows.num_steps; k++, strips += tile_bytes(FORMAT)) {
-#pragma GCC unroll 4
-        for (int s = 0; s < NUM; s += GROUP)
-            multiply_tiles<FORMAT, GROUP, ROWS>(strips + s * strip_bytes, strip_bytes, numbers, rows, k,
-                                                s ? nothing : ahead, sums + s * ROWS);
+// NUM strips, the first of them at output tile `tile`, times ROWS rows from `first_row` on.
+template <typename Dots, int FORMAT, int NUM, int ROWS, bool KEEPS>
+SL_INLINE void multiply_strips(const Product& p, int tile, int first_row, const Strips& strips,
+                               const FewRows<typename Dots::Word>& rows, Ahead ahead) {
+    const Dots dots;
+    __m512 sums[NUM * ROWS];
+    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    for (int k = 0; k < rows.num_steps; k++)
+        multiply_tiles<Dots, FORMAT, NUM, ROWS, KEEPS>(dots, strips, rows, k, ahead, sums);
+    for (int s = 0; s < NUM; s++)
+        for (int m = 0; m < ROWS; m++) put(p, first_row + m, (tile + s) * TILE_OUT, sums[s * ROWS + m]);
+}
+
+// `num_rows` rows from `first` on as words, to [steps][num_rows][WORDS], with zeros past the last input.
+template <typename Dots>
+void put_rows(const Product& p, int first, int num_rows, typename Dots::Word* words) {
+    for (int k = 0; k * TILE_IN < p.matrix.num_in; k++) {
+        const int left = p.matrix.num_in - k * TILE_IN;
+        const __mmask32 mask = left >= TILE_IN ? ~__mmask32(0) : (__mmask32(1) << left) - 1;
+        for (int m = 0; m < num_rows; m++, words += Dots::WORDS)
+            Dots::put_row(
+                _mm512_maskz_loadu_epi16(mask, p.x + (first + m) * p.x_stride + k * TILE_IN), words);
     }
 }
 
-// The rows in float32, with zeros past their ends, and their sums, to `x` and `sums`.
-inline void widen_rows(const Product& p, int num_steps, float* x, float* sums) {
-    for (int k = 0; k < num_steps; k++) {
-        for (int m = 0; m < p.num_rows; m++, x += TILE_IN, sums++) {
-            const int left = p.matrix.num_in - k * TILE_IN;
-            const __mmask32 mask = left >= TILE_IN ? ~__mmask32(0) : (__mmask32(1) << left) - 1;
-            const __m512i words = _mm512_maskz_loadu_epi16(mask, p.x + m * p.x_stride + k * TILE_IN);
-            const auto wide = [&](__m256i half) {
-                return __m512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-            };
-            _mm512_store_ps(x, wide(_mm512_castsi512_si256(words)));
-            _mm512_store_ps(x + 16, wide(_mm512_extracti64x4_epi64(words, 1)));
-            if (p.matrix.format != Q4_1) continue;
-            float even = 0.0f, odd = 0.0f;
-            for (int i = 0; i < TILE_IN; i += 2) {
-                even += x[i];
-                odd += x[i + 1];
-            }
-            *sums = even + odd;
+// Sums of the inputs of `count` rows of a step, [count][WORDS]: products with ones, of sixteen at a time.
+template <typename Dots>
+void sum_words(const typename Dots::Word* words, int count, float* sums) {
+    typename Dots::Word one;
+    Dots::put_ones(&one);
+    for (int i = 0; i < count; i += 16) {
+        const int some = count - i < 16 ? count - i : 16;
+        __m512 links[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int first = 0; first < Dots::WORDS; first += 16) {
+            __m512i w[16];
+            for (int j = 0; j < 16; j++)
+                w[j] = j < some ? _mm512_loadu_si512(words + size_t(i + j) * Dots::WORDS + first)
+                                : _mm512_setzero_si512();
+            transpose(w);
+            for (int j = 0; j < 16; j++) links[j % 2] = Dots::add(links[j % 2], w[j], &one);
         }
+        _mm512_mask_storeu_ps(sums + i, __mmask16((1u << some) - 1), _mm512_add_ps(links[0], links[1]));
     }
 }
 
-// `next`: what to bring near while the strips before a tile are multiplied.
-template <int FORMAT, int ROWS, typename Next>
+// All rows at once. `next`: what to bring near while the strips before a tile are multiplied.
+template <template <int> class Dots, int FORMAT, int ROWS, typename Next>
 void run_few(const Product& p, Share outs, const Next& next) {
+    using Of = Dots<FORMAT>;
+    using Word = typename Of::Word;
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t bytes = strip_bytes(p.matrix);
-    float* x = static_cast<float*>(scratch(1, sizeof(float) * num_steps * ROWS * (TILE_IN + 1)));
-    float* row_sums = x + num_steps * ROWS * TILE_IN;
-    widen_rows(p, num_steps, x, row_sums);
-    const FewRows rows{x, row_sums, num_steps};
-    by_strips(outs, [&](int tile, auto num) {
+    const size_t num_words = size_t(num_steps) * ROWS * Of::WORDS;
+    Word* words = static_cast<Word*>(scratch(1, num_words * sizeof(Word) + sizeof(float) * num_steps * ROWS));
+    float* sums = reinterpret_cast<float*>(words + num_words);
+    put_rows<Of>(p, 0, ROWS, words);
+    if (FORMAT == Q4_1) sum_words<Of>(words, num_steps * ROWS, sums);
+    by_strips<strips_at_once(ROWS)>(outs, [&](int tile, auto num) {
         constexpr int NUM = decltype(num)::value;
-        __m512 sums[NUM * ROWS];
-        multiply_few<FORMAT, NUM, ROWS>(p.matrix.tiles + tile * bytes, bytes, rows, next(tile + NUM), sums);
-        for (int s = 0; s < NUM; s++)
-            for (int m = 0; m < ROWS; m++) put(p, m, (tile + s) * TILE_OUT, sums[s * ROWS + m]);
+        multiply_strips<Of, FORMAT, NUM, ROWS, false>(p, tile, 0, strips_of(p.matrix, tile),
+                                                      {words, sums, num_steps}, next(tile + NUM));
     });
 }
 

@@ -30,13 +30,14 @@ public:
           second_(end - first > 1 ? strip_bytes(m) : 0),
           third_(end - first >= STRIPS ? 2 * strip_bytes(m) : 0) {}
 
-    // As many bytes of each, at most a line.
+    // As many bytes of each of the first NUM, at most a line.
+    template <int NUM = STRIPS>
     SL_INLINE void fetch(size_t bytes) {
         if (left_ < bytes) return;
         __builtin_prefetch(at_, 0, 2);
-        __builtin_prefetch(at_ + second_, 0, 2);
-        __builtin_prefetch(at_ + third_, 0, 2);
-        __builtin_prefetch(at_ + third_ + second_, 0, 2);
+        if (NUM > 1) __builtin_prefetch(at_ + second_, 0, 2);
+        if (NUM > 2) __builtin_prefetch(at_ + third_, 0, 2);
+        if (NUM > 2) __builtin_prefetch(at_ + third_ + second_, 0, 2);
         at_ += bytes;
         left_ -= bytes;
     }
@@ -54,12 +55,13 @@ inline Ahead ahead_of(const Product& p, int tile, Share outs, int thread, int nu
     return Ahead(*p.next, next.begin, next.end);
 }
 
-// Calls f(tile, number of strips) for all strips of a share, as many side by side as there are.
-template <typename F>
+// Calls f(tile, number of strips) for all strips of a share, as many side by side as there are, up to MOST.
+template <int MOST = STRIPS, typename F>
 SL_INLINE void by_strips(Share outs, const F& f) {
     int tile = outs.begin;
-    for (; tile + STRIPS <= outs.end; tile += STRIPS) f(tile, std::integral_constant<int, STRIPS>());
-    for (; tile + 2 <= outs.end; tile += 2) f(tile, std::integral_constant<int, 2>());
+    for (; tile + MOST <= outs.end; tile += MOST) f(tile, std::integral_constant<int, MOST>());
+    if (MOST > 2)
+        for (; tile + 2 <= outs.end; tile += 2) f(tile, std::integral_constant<int, 2>());
     if (tile < outs.end) f(tile, std::integral_constant<int, 1>());
 }
 
