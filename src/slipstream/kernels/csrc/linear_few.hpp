@@ -50,23 +50,34 @@ SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewR
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++, x += PART) {
         __m512i weights[NUM][PART];
-#pragma GCC unroll 4
-        for (int s = 0; s < NUM; s++) {
+        const auto read = [&](int s) {
             dots.read(strips.codes + s * strips.code_bytes + k * strips.code_step + part * Dots::PART_BYTES,
                       weights[s]);
             if (KEEPS)
                 Dots::widen(weights[s], strips.wide + size_t(s * rows.num_steps + k) * WIDE_TILE +
                                             part * WIDE_TILE / PARTS);
-        }
+        };
+        const auto multiply = [&](int s, int w) {
+            if ((w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
+#pragma GCC unroll 4
+            for (int m = 0; m < ROWS; m++)
+                links[w % 2][s][m] = Dots::add(links[w % 2][s][m], weights[s][w], x + m * Dots::WORDS + w);
+        };
+        if constexpr (ROWS > 2) {  // each input is brought once for all strips
+#pragma GCC unroll 4
+            for (int s = 0; s < NUM; s++) read(s);
 #pragma GCC unroll 8
-        for (int w = 0; w < PART; w++)
+            for (int w = 0; w < PART; w++)
+#pragma GCC unroll 4
+                for (int s = 0; s < NUM; s++) multiply(s, w);
+        } else {
 #pragma GCC unroll 4
             for (int s = 0; s < NUM; s++) {
-                if ((w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
-#pragma GCC unroll 4
-                for (int m = 0; m < ROWS; m++)
-                    links[w % 2][s][m] = Dots::add(links[w % 2][s][m], weights[s][w], x + m * Dots::WORDS + w);
+                read(s);
+#pragma GCC unroll 8
+                for (int w = 0; w < PART; w++) multiply(s, w);
             }
+        }
     }
     const uint8_t* tile = strips.tiles + k * tile_bytes(FORMAT);
 #pragma GCC unroll 4
