@@ -102,7 +102,7 @@ SL_EXPORT int sl_best_isa() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     if (has_amx && has_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
         return AMX;
-    if (has_bf16 && __builtin_cpu_supports("avx512vnni")) return AVX512_BF16;
+    if (has_bf16 && __builtin_cpu_supports("avx512vnni") && adds_pairs_in_order()) return AVX512_BF16;
 #endif
     return AVX512;
 #else

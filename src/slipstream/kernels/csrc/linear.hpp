@@ -21,6 +21,10 @@ void multiply_int8_amx(const Product& p, int thread, int num_threads, void* shar
 void multiply_int8_vnni(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 void multiply_int8_portable(const Product& p, int thread, int num_threads, void* shared, Barrier barrier);
 
+// Whether this processor's VDPBF16PS adds the product of upper halves, rounds, adds that of lower ones and
+// rounds. Its makers say so, but the bits of all answers rest on it.
+bool adds_pairs_in_order();
+
 inline size_t shared_bytes(int num_rows, int num_in) {
     return size_t(ceil_div(num_rows, TILE_ROWS)) * TILE_ROWS * ceil_div(num_in, TILE_IN) * (TILE_IN + 1) *
            sizeof(float);

@@ -17,28 +17,25 @@ using Dots = Singles<FORMAT>;
 using Wide = Dots<WIDENED>;
 using Word = Wide::Word;
 
-constexpr int MOST_OWN_ROWS = 8;  // that every thread prepares for itself, which costs less than waiting
+constexpr int GROUP_ROWS = 4;  // at most
 
-// Rows by groups of two to MOST_ROWS, as even as can be: their words, then their sums.
+// Nine rows or more by groups of three or four: their words, then their sums.
 struct Groups {
     int num_rows, count, num_steps;
     Word* words;
     float* sums;
 
+    Groups(const Product& p, void* memory)
+        : num_rows(p.num_rows),
+          count(ceil_div(p.num_rows, GROUP_ROWS)),
+          num_steps(ceil_div(p.matrix.num_in, TILE_IN)),
+          words(static_cast<Word*>(memory)),
+          sums(reinterpret_cast<float*>(words_of(num_rows))) {}
+
     Share rows_of(int group) const { return share_of(num_rows, group, count); }
     Word* words_of(int row) const { return words + size_t(row) * num_steps * Wide::WORDS; }
     float* sums_of(int row) const { return sums + size_t(row) * num_steps; }
 };
-
-Groups groups_of(const Product& p, void* shared) {
-    const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t num_words = size_t(p.num_rows) * num_steps * Wide::WORDS;
-    if (p.num_rows <= MOST_OWN_ROWS)
-        shared = scratch(1, num_words * sizeof(Word) + sizeof(float) * p.num_rows * num_steps);
-    Word* words = static_cast<Word*>(shared);
-    return {p.num_rows, ceil_div(p.num_rows, MOST_ROWS), num_steps, words,
-            reinterpret_cast<float*>(words + num_words)};
-}
 
 void put_groups(const Product& p, const Groups& groups, Share some) {
     for (int g = some.begin; g < some.end; g++) {
@@ -53,32 +50,34 @@ void put_groups(const Product& p, const Groups& groups, Share some) {
 // Calls f(number of rows) for a group.
 template <typename F>
 SL_INLINE void by_rows(Share rows, const F& f) {
-    switch (rows.end - rows.begin) {
-        case 2: return f(std::integral_constant<int, 2>());
-        case 3: return f(std::integral_constant<int, 3>());
-        default: return f(std::integral_constant<int, 4>());
-    }
+    if (rows.end - rows.begin < GROUP_ROWS)
+        f(std::integral_constant<int, GROUP_ROWS - 1>());
+    else
+        f(std::integral_constant<int, GROUP_ROWS>());
 }
 
 template <int FORMAT, typename Next>
 void run_groups(const Product& p, Share outs, const Groups& groups, const Next& next) {
-    constexpr int MOST = 2;
+    constexpr int MOST = strips_at_once(GROUP_ROWS);
     const size_t wide_bytes = groups.num_steps * WIDE_TILE;
     uint8_t* wide = static_cast<uint8_t*>(scratch(2, MOST * wide_bytes));
     by_strips<MOST>(outs, [&](int tile, auto num) {
         constexpr int NUM = decltype(num)::value;
         const Strips packed = strips_of(p.matrix, tile, wide);
         const Strips widened{packed.tiles, packed.bytes, wide, WIDE_TILE, wide_bytes, nullptr};
+        Ahead ahead = next(tile + NUM);
         for (int g = 0; g < groups.count; g++) {
+            const Turn turn{g, groups.count};
             const Share rows = groups.rows_of(g);
             const FewRows<Word> few{groups.words_of(rows.begin), groups.sums_of(rows.begin), groups.num_steps};
             by_rows(rows, [&](auto count) {
                 constexpr int ROWS = decltype(count)::value;
                 if (g == 0)
-                    multiply_strips<Dots<FORMAT>, FORMAT, NUM, ROWS, true>(p, tile, rows.begin, packed, few,
-                                                                           next(tile + NUM));
+                    multiply_strips<Dots<FORMAT>, FORMAT, NUM, ROWS, FIRST>(p, tile, rows.begin, packed, few,
+                                                                           ahead, turn);
                 else
-                    multiply_strips<Wide, FORMAT, NUM, ROWS, false>(p, tile, rows.begin, widened, few, Ahead());
+                    multiply_strips<Wide, FORMAT, NUM, ROWS, LATER>(p, tile, rows.begin, widened, few, ahead,
+                                                                    turn);
             });
         }
     });
@@ -94,14 +93,14 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
         case 2: return run_few<Dots, FORMAT, 2>(p, outs, next);
         case 3: return run_few<Dots, FORMAT, 3>(p, outs, next);
         case 4: return run_few<Dots, FORMAT, 4>(p, outs, next);
+        case 5: return run_few<Dots, FORMAT, 5>(p, outs, next);
+        case 6: return run_few<Dots, FORMAT, 6>(p, outs, next);
+        case 7: return run_few<Dots, FORMAT, 7>(p, outs, next);
+        case 8: return run_few<Dots, FORMAT, 8>(p, outs, next);
     }
-    const Groups groups = groups_of(p, shared);
-    if (p.num_rows <= MOST_OWN_ROWS) {
-        put_groups(p, groups, {0, groups.count});
-    } else {
-        put_groups(p, groups, share_of(groups.count, thread, num_threads));
-        barrier();
-    }
+    const Groups groups(p, shared);
+    put_groups(p, groups, share_of(groups.count, thread, num_threads));
+    barrier();
     run_groups<FORMAT>(p, outs, groups, next);
 }
 
@@ -115,5 +114,31 @@ void SL_NAME(multiply)(const Product& p, int thread, int num_threads, void* shar
         default: return run<BF16>(p, thread, num_threads, shared, barrier);
     }
 }
+
+#if defined(__AVX512BF16__)
+bool adds_pairs_in_order() {
+    const FlushSubnormals flush;
+    uint32_t state = 1;
+    const auto number = [&] {  // of a size at which every rounding shows
+        state = state * 1664525u + 1013904223u;
+        return uint16_t((state >> 16 & 0x807f) | (120 + (state >> 8 & 15)) << 7);
+    };
+    for (int round = 0; round < 64; round++) {
+        uint32_t x[16], w[16];
+        float sums[16], expected[16];
+        for (int i = 0; i < 16; i++) {
+            const uint16_t x0 = number(), x1 = number(), w0 = number(), w1 = number();
+            x[i] = uint32_t(x0) << 16 | x1;
+            w[i] = uint32_t(w0) << 16 | w1;
+            sums[i] = widen(number());
+            expected[i] = __builtin_fmaf(widen(x1), widen(w1), __builtin_fmaf(widen(x0), widen(w0), sums[i]));
+        }
+        const __m512 got = _mm512_dpbf16_ps(_mm512_loadu_ps(sums), __m512bh(_mm512_loadu_si512(x)),
+                                            __m512bh(_mm512_loadu_si512(w)));
+        if (_mm512_cmpneq_epi32_mask(__m512i(got), __m512i(_mm512_loadu_ps(expected)))) return false;
+    }
+    return true;
+}
+#endif
 
 }  // namespace slipstream

@@ -1,4 +1,4 @@
-// Rows in vectors of sixteen outputs, up to MOST_ROWS at once, which take each weight from memory once.
+// Up to eight rows in vectors of sixteen outputs, which take each weight from memory once for all of them.
 // On AMX machines for a few rows: loading and storing tiles would take longer than all arithmetic, and
 // tiles ask the memory for less at a time. The order is that of linear_vector.cpp.
 #pragma once
@@ -8,10 +8,12 @@
 namespace slipstream {
 namespace {
 
-constexpr int MOST_ROWS = 4;
+// As many strips at once as have their sums in registers; more than one share what is brought of inputs.
+constexpr int strips_at_once(int num_rows) { return num_rows > 4 ? 1 : num_rows > 2 ? 2 : STRIPS; }
 
-// As many strips at once as have their sums in registers, with each input brought once for all of them.
-constexpr int strips_at_once(int num_rows) { return num_rows > 2 ? 2 : STRIPS; }
+// What a pass over strips reads: their tiles, as the only one; the tiles, leaving their words for others;
+// or these words.
+enum Source { ALONE, FIRST, LATER };
 
 // Rows' words, [steps][rows][WORDS], and the sums of each step's inputs, [steps][rows].
 template <typename Word>
@@ -37,7 +39,7 @@ inline Strips strips_of(const Matrix& m, int first, uint8_t* wide = nullptr) {
 }
 
 // One step of NUM strips, to sums[NUM][ROWS].
-template <typename Dots, int FORMAT, int NUM, int ROWS, bool KEEPS>
+template <typename Dots, int FORMAT, int NUM, int ROWS, Source SOURCE>
 SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewRows<typename Dots::Word>& rows,
                               int k, Ahead& ahead, __m512* sums) {
     constexpr int PART = Dots::PART, SLOTS = NUM * PART * LINE / part_bytes(FORMAT);
@@ -46,20 +48,20 @@ SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewR
     for (auto& chain : links)
         for (auto& strip : chain)
             for (__m512& link : strip) link = _mm512_setzero_ps();
-    if (FORMAT != BF16) ahead.fetch<NUM>(header_bytes(FORMAT));
+    if (SOURCE == ALONE && FORMAT != BF16) ahead.fetch<NUM>(header_bytes(FORMAT));
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++, x += PART) {
         __m512i weights[NUM][PART];
         const auto read = [&](int s) {
             dots.read(strips.codes + s * strips.code_bytes + k * strips.code_step + part * Dots::PART_BYTES,
                       weights[s]);
-            if (KEEPS)
+            if (SOURCE == FIRST)
                 Dots::widen(weights[s], strips.wide + size_t(s * rows.num_steps + k) * WIDE_TILE +
                                             part * WIDE_TILE / PARTS);
         };
         const auto multiply = [&](int s, int w) {
-            if ((w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
-#pragma GCC unroll 4
+            if (SOURCE == ALONE && (w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
+#pragma GCC unroll 8
             for (int m = 0; m < ROWS; m++)
                 links[w % 2][s][m] = Dots::add(links[w % 2][s][m], weights[s][w], x + m * Dots::WORDS + w);
         };
@@ -82,7 +84,7 @@ SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewR
     const uint8_t* tile = strips.tiles + k * tile_bytes(FORMAT);
 #pragma GCC unroll 4
     for (int s = 0; s < NUM; s++, tile += strips.bytes) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int m = 0; m < ROWS; m++, sums++) {
             const __m512 link = _mm512_add_ps(links[0][s][m], links[1][s][m]);
             *sums = FORMAT == BF16 ? _mm512_add_ps(*sums, link)
@@ -94,15 +96,23 @@ SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewR
     }
 }
 
+// Passes over the same strips share what is to be brought near: pass `at` of `count` brings every count-th
+// step's part.
+struct Turn {
+    int at = 0, count = 1;
+};
+
 // NUM strips, the first of them at output tile `tile`, times ROWS rows from `first_row` on.
-template <typename Dots, int FORMAT, int NUM, int ROWS, bool KEEPS>
+template <typename Dots, int FORMAT, int NUM, int ROWS, Source SOURCE>
 SL_INLINE void multiply_strips(const Product& p, int tile, int first_row, const Strips& strips,
-                               const FewRows<typename Dots::Word>& rows, Ahead ahead) {
+                               const FewRows<typename Dots::Word>& rows, Ahead& ahead, Turn turn = {}) {
     const Dots dots;
     __m512 sums[NUM * ROWS];
     for (__m512& sum : sums) sum = _mm512_setzero_ps();
-    for (int k = 0; k < rows.num_steps; k++)
-        multiply_tiles<Dots, FORMAT, NUM, ROWS, KEEPS>(dots, strips, rows, k, ahead, sums);
+    for (int k = 0, wait = turn.at; k < rows.num_steps; k++, wait = wait ? wait - 1 : turn.count - 1) {
+        if (SOURCE != ALONE && !wait) ahead.fetch_tile<NUM>(tile_bytes(FORMAT));
+        multiply_tiles<Dots, FORMAT, NUM, ROWS, SOURCE>(dots, strips, rows, k, ahead, sums);
+    }
     for (int s = 0; s < NUM; s++)
         for (int m = 0; m < ROWS; m++) put(p, first_row + m, (tile + s) * TILE_OUT, sums[s * ROWS + m]);
 }
@@ -152,8 +162,9 @@ void run_few(const Product& p, Share outs, const Next& next) {
     if (FORMAT == Q4_1) sum_words<Of>(words, num_steps * ROWS, sums);
     by_strips<strips_at_once(ROWS)>(outs, [&](int tile, auto num) {
         constexpr int NUM = decltype(num)::value;
-        multiply_strips<Of, FORMAT, NUM, ROWS, false>(p, tile, 0, strips_of(p.matrix, tile),
-                                                      {words, sums, num_steps}, next(tile + NUM));
+        Ahead ahead = next(tile + NUM);
+        multiply_strips<Of, FORMAT, NUM, ROWS, ALONE>(p, tile, 0, strips_of(p.matrix, tile),
+                                                      {words, sums, num_steps}, ahead);
     });
 }
 

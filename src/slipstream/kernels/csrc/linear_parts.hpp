@@ -42,6 +42,12 @@ public:
         left_ -= bytes;
     }
 
+    // Likewise, of any size.
+    template <int NUM>
+    SL_INLINE void fetch_tile(size_t bytes) {
+        for (size_t i = 0; i < bytes; i += LINE) fetch<NUM>(bytes - i < LINE ? bytes - i : LINE);
+    }
+
 private:
     const uint8_t* at_;
     size_t left_, second_, third_;  // bytes of a strip; from the first strip to others
@@ -59,10 +65,11 @@ inline Ahead ahead_of(const Product& p, int tile, Share outs, int thread, int nu
 template <int MOST = STRIPS, typename F>
 SL_INLINE void by_strips(Share outs, const F& f) {
     int tile = outs.begin;
-    for (; tile + MOST <= outs.end; tile += MOST) f(tile, std::integral_constant<int, MOST>());
     if (MOST > 2)
+        for (; tile + MOST <= outs.end; tile += MOST) f(tile, std::integral_constant<int, MOST>());
+    if (MOST > 1)
         for (; tile + 2 <= outs.end; tile += 2) f(tile, std::integral_constant<int, 2>());
-    if (tile < outs.end) f(tile, std::integral_constant<int, 1>());
+    for (; tile < outs.end; tile++) f(tile, std::integral_constant<int, 1>());
 }
 
 // Sixteen half-precision numbers.
