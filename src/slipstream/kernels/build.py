@@ -91,9 +91,11 @@ def _units() -> list[_Unit]:
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in (*vector_units, int8)]
         return [*plain, *(_Unit(source, None) for source in plain_units)]
     v3 = "x86-64-v3"
-    amx_units = ("linear_amx.cpp", "linear_int8_amx.cpp", "attention_amx.cpp")
+    amx_units = ("linear_amx.cpp", "linear_int8_amx.cpp")
+    halves = "attention_bf16.cpp"
     return [
         *(_Unit(source, "sapphirerapids") for source in amx_units),
+        _Unit(halves, "sapphirerapids", ("SL_VARIANT=amx",)),
         *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
         _Unit(int8, "cascadelake", ("SL_VARIANT=vnni",)),  # the least that has AVX-512 VNNI
         *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in (*vector_units, int8)),

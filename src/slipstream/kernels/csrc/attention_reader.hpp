@@ -1,4 +1,4 @@
-// Which keys and values a thread brings near, and when: see attention_amx.cpp.
+// Which keys and values a thread brings near, and when: see attention_bf16.cpp.
 #pragma once
 #include <initializer_list>
 
