@@ -96,6 +96,7 @@ def _units() -> list[_Unit]:
     return [
         *(_Unit(source, "sapphirerapids") for source in amx_units),
         _Unit(halves, "sapphirerapids", ("SL_VARIANT=amx",)),
+        _Unit(halves, "cooperlake", ("SL_VARIANT=avx512_bf16",)),
         *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
         _Unit(int8, "cascadelake", ("SL_VARIANT=vnni",)),  # the least that has AVX-512 VNNI
         *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in (*vector_units, int8)),

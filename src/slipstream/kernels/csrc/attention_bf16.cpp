@@ -1,4 +1,5 @@
-// Attention in bf16, for keys and values in bf16 or codes: on AMX tiles (attention_tiles.hpp). Lanes (a row's heads that share a key head) are
+// Attention in bf16, for keys and values in bf16 or codes: on AMX tiles, or in vectors with the same bits
+// (attention_tiles.hpp, attention_vectors.hpp). Lanes (a row's heads that share a key head) are
 // the columns of the scores, so the softmax needs no sums across a vector. Queries enter as two bf16
 // numbers each, of 16 bits together; weights as one, and their sum is that of the rounded ones.
 // A lane's column is computed by itself: in a section all scores, their maximum, the weights, and the

@@ -2,7 +2,11 @@
 #pragma once
 #include <initializer_list>
 
+#if defined(__AMX_BF16__)
 #include "attention_tiles.hpp"
+#else
+#include "attention_vectors.hpp"
+#endif
 
 namespace slipstream {
 namespace {
