@@ -62,7 +62,7 @@ Keys keys_of(const Job& job, int start, int head, uint8_t* packed, const Pace& p
     for (int j = 0; j < 16; j++) {
         const int position = start + j <= job.newest ? start + j : job.newest;
         rows[j] = job.row(job.a.keys, job.slots[position], head);
-        if (j % 2) pace();
+        if (j % 4 == 3) pace();
     }
     for (int d = 0; d < job.dim; d += 32) {
         __m512i r[16];
