@@ -58,9 +58,9 @@ class NativeAttention:
 
     def __init__(self, shape: AttentionShape, library: KernelLibrary) -> None:
         assert fits(shape)
-        # AMX tiles take weights of the mix in bfloat16, so their results are others.
-        is_tiled = library.isa_name == "amx" and shape.head_dim % 32 == 0
-        self.name = "native-amx" if is_tiled else "native-vector"
+        # In the order of AMX tiles, weights of the mix are bfloat16, so the results are others.
+        has_order = library.isa_name in ("amx", "avx512_bf16") and shape.head_dim % 32 == 0
+        self.name = "native-amx" if has_order else "native-vector"
         self.shape = shape
         self._library = library
 

@@ -92,14 +92,19 @@ def _units() -> list[_Unit]:
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in portable_units]
         return [*plain, *(_Unit(source, None) for source in plain_units)]
     v3 = "x86-64-v3"
-    amx_units = ("linear_amx.cpp", "linear_int8_amx.cpp", "attention_amx.cpp")
+    amx_units = ("linear_amx.cpp", "linear_int8_amx.cpp")
+    halves = "attention_bf16.cpp"
     return [
         *(_Unit(source, "sapphirerapids") for source in amx_units),
+        _Unit(halves, "sapphirerapids", ("SL_VARIANT=amx",)),
         *(
             _Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",))
             for source in ("linear_avx512.cpp", *vector_units)
         ),
-        _Unit("linear_avx512.cpp", "cooperlake", ("SL_VARIANT=avx512_bf16",)),  # the first with bf16
+        *(  # the first that has bf16 instructions
+            _Unit(source, "cooperlake", ("SL_VARIANT=avx512_bf16",))
+            for source in ("linear_avx512.cpp", halves)
+        ),
         _Unit(int8, "cascadelake", ("SL_VARIANT=vnni",)),  # the least that has AVX-512 VNNI
         *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in portable_units),
         *(_Unit(source, v3) for source in plain_units),

@@ -163,8 +163,9 @@ inline int64_t partial_size(const AttentionShape& shape, int num_rows, int num_h
 Units cut_units(const AttentionShape& shape, const AttentionPlan& plan, int num_threads, int which);
 
 // `counters`: [num_counters] zeros before the team starts.
-// AMX: keys and values in bf16 or codes, and head_dim a multiple of 32 only.
+// AMX and AVX512_BF16, with the same bits: keys and values in bf16 or codes, and head_dim a multiple of 32 only.
 void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
+void attend_avx512_bf16(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
 void attend_avx512(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
 void attend_portable(const Attention& a, const Units& units, std::atomic<int>* counters, int thread);
 

@@ -1,8 +1,12 @@
-// Which keys and values a thread brings near, and when: see attention_amx.cpp.
+// Which keys and values a thread brings near, and when: see attention_bf16.cpp.
 #pragma once
 #include <initializer_list>
 
+#if defined(__AMX_BF16__)
 #include "attention_tiles.hpp"
+#else
+#include "attention_vectors.hpp"
+#endif
 
 namespace slipstream {
 namespace {

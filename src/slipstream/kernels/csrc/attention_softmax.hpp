@@ -1,10 +1,10 @@
-// The softmax of attention on AMX tiles: a lane is a column of scores. See attention_amx.cpp.
+// The softmax of attention in bf16: a lane is a column of scores. See attention_bf16.cpp.
 #pragma once
 #include <immintrin.h>
 
-#include "amx.hpp"
 #include "attention.hpp"
 #include "simd.hpp"
+#include "transpose.hpp"
 
 namespace slipstream {
 namespace {

@@ -1,103 +1,16 @@
-// The parts of attention on AMX tiles: see attention_amx.cpp.
+// The products of attention_bf16.cpp on AMX tiles.
 #pragma once
-#include "attention_softmax.hpp"
+#include "amx.hpp"
+#include "attention_job.hpp"
 
 namespace slipstream {
 namespace {
-
-// What 16 lanes have mixed so far or in one section; as in Units::partials.
-struct Mix {
-    float* max;     // [16] of the scores, for powers of 2; -inf: nothing was seen
-    float* total;   // [16] of the weights
-    float* values;  // [16][dim], the dims of every 32 as unpacking leaves them (see put_lane)
-};
-
-// Values come last: those of heads that share a tile are written past its end (see mix_section).
-SL_INLINE Mix mix_at(float* memory) { return {memory, memory + 16, memory + 32}; }
-
-// Blocks [begin, end) of a section.
-struct Blocks {
-    int begin, end;
-};
-
-// Positions that a tile sees.
-struct Seen {
-    int first, newest;
-};
-
-inline Seen seen_by(const AttentionPlan& plan, const Tile& tile) {
-    const int64_t* positions = plan.positions + tile.first_row;
-    const bool is_cut = plan.window && positions[0] >= plan.window;
-    return {is_cut ? static_cast<int>(positions[0] - plan.window + 1) : 0,
-            static_cast<int>(positions[tile.num_rows - 1])};
-}
-
-// Blocks of a section that a tile sees.
-inline Blocks blocks_of(Seen seen, int section) {
-    const int first = seen.first / KEY_BLOCK, end = seen.newest / KEY_BLOCK + 1;
-    const int begin = section * SECTION_BLOCKS;
-    return {first > begin ? first : begin, end < begin + SECTION_BLOCKS ? end : begin + SECTION_BLOCKS};
-}
-
-// One unit's rows, and the thread's working memory.
-struct Job {
-    Attention a;
-    const int64_t* rows;
-    const int64_t* positions;
-    const int64_t* slots;
-    int dim, group, newest;
-    Seen seen;
-    int lanes, lane_tiles;  // of a key head
-    int bundle;        // key heads whose lanes share one tile, head by head; 1 where they fill it
-    uint8_t* keys;     // [heads][16 keys of a section][dim] bf16, where they cannot be read where they are
-    uint8_t* values;   // of a section and two heads: [blocks][dim / 16][16 key pairs][16 dims][2] bf16
-    uint8_t* queries;  // [heads][lane tiles][dim / 32][high, low][16 dim pairs][16 lanes][2] bf16
-    float* scores;     // of a section: [blocks][32 keys][16 lanes], for powers of 2
-    uint8_t* weights;  // of a section: [blocks][16 lanes][32 keys] bf16
-    float* mixed;      // [heads][lane tiles] Mix
-    float* part;       // Mix of a section
-    int32_t* first;    // [lane tiles][16] first position that a lane sees
-    int32_t* last;     // [lane tiles][16] last one; -1 for lanes that only fill a tile
-    float* key_scales;    // [SECTION] of codes, of one head
-    float* value_scales;  // likewise, then their inverses
-
-    bool has_codes;
-    int64_t head_bytes, slot_bytes;
-
-    // A slot's key or value of a head.
-    const uint8_t* row(const void* stored, int64_t slot, int head) const {
-        return static_cast<const uint8_t*>(stored) + slot * slot_bytes + head * head_bytes;
-    }
-    // Of a unit's key heads from h on, those that share its tile.
-    int heads_of(const Unit& unit, int h) const {
-        return h + bundle < unit.num_heads ? bundle : unit.num_heads - h;
-    }
-    // Where lanes of a unit's key head h begin in its tile.
-    int shift_of(int h) const { return h % bundle * lanes; }
-    // How many of the positions [begin, end) are there.
-    int stored(int begin, int end) const { return (end <= newest ? end : newest + 1) - begin; }
-    size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
-    int64_t mix_size() const { return 16 * (dim + 2); }
-    float* scores_at(int block) const { return scores + block % SECTION_BLOCKS * BLOCK_SCORES; }
-    uint8_t* weights_at(int block) const { return weights + block % SECTION_BLOCKS * TILE; }
-    uint8_t* values_at(int head, int block) const {
-        return values + size_t(head % 2 * SECTION_BLOCKS + block % SECTION_BLOCKS) * dim * 64;
-    }
-    uint8_t* queries_at(int head, int t) const {
-        return queries + (head * lane_tiles + t) * query_bytes();
-    }
-    int last_lane(int t) const { return 16 * t + 15 < lanes ? 16 * t + 15 : lanes - 1; }
-};
-
-SL_INLINE __m512 widen_half(__m256i h) {
-    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
-}
 
 // Queries of a key head, scaled, as high and low parts, from column `shift` of a tile on. `pace` is called
 // between pieces of work.
 template <typename Pace>
 void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed, const Pace& pace) {
-    const __m512 scale = _mm512_set1_ps(job.a.shape->scale * 1.44269504f);
+    const __m512 scale = query_scale(job);
     for (int t = 0; t < job.lane_tiles; t++)
         for (int d = 0; d < job.dim; d += 32, packed += 2 * TILE) {
             __m512i high[16], low[16];
@@ -108,12 +21,7 @@ void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed, const
                 const float* query = job.a.queries + job.rows[row] * job.a.q_stride +
                                      int64_t(kv_head * job.group + head) * job.dim + d;
                 if (++head == job.group) head = 0, row++;
-                const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(query), scale);
-                const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(query + 16), scale);
-                high[i] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-                low[i] = (__m512i)_mm512_cvtne2ps_pbh(
-                    _mm512_sub_ps(y, widen_half(_mm512_extracti64x4_epi64(high[i], 1))),
-                    _mm512_sub_ps(x, widen_half(_mm512_castsi512_si256(high[i]))));
+                split_query(query, scale, high[i], low[i]);
             }
             pace();
             transpose(high);
@@ -123,27 +31,6 @@ void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed, const
                 _mm512_store_si512(packed + TILE + 64 * i, low[i]);
             }
         }
-}
-
-// 32 numbers of a stored row from dim d on, in bf16. Codes are whole numbers, which bf16 holds.
-template <bool HAS_CODES>
-SL_INLINE __m512i load_row(const uint8_t* row, int d) {
-    if constexpr (!HAS_CODES) return _mm512_loadu_si512(row + 2 * d);
-    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(row + d)));
-    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(row + d + 16)));
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-}
-
-// Scales of a head at positions [begin, end) of a section.
-void fetch_scales(const Job& job, int begin, int end, int head) {
-    constexpr float SMALLEST = 1e-30f;  // the inverse must be finite; a row of zeros has 0
-    for (int i = begin; i < end; i++) {
-        const int64_t at = i <= job.newest ? job.slots[i] * job.a.shape->kv_heads + head : -1;
-        const float scale = at < 0 ? 0.0f : job.a.value_scales[at];
-        job.key_scales[i % SECTION] = at < 0 ? 0.0f : job.a.key_scales[at];
-        job.value_scales[i % SECTION] = scale < SMALLEST ? SMALLEST : scale;
-        job.value_scales[SECTION + i % SECTION] = 1.0f / job.value_scales[i % SECTION];
-    }
 }
 
 // Where 16 keys lie, `stride` bytes apart.
@@ -172,24 +59,10 @@ Keys keys_of(const Job& job, int start, int head, uint8_t* copy, const Pace& pac
     return {copy, width};
 }
 
-// Interleave a block's values by pairs of keys. Past the newest position come zeros.
 template <bool HAS_CODES, typename Pace>
 SL_INLINE void fetch_values(const Job& job, int start, int head, uint8_t* to, const Pace& pace) {
-    const int64_t* slots = job.slots + start;
-    const int count = job.newest + 1 - start;
-    for (int j = 0; j < KEY_BLOCK; j += 2, to += 64) {
-        if (j % 4 == 0) pace();
-        const uint8_t* even = job.row(job.a.values, j < count ? slots[j] : 0, head);
-        const uint8_t* odd = job.row(job.a.values, j + 1 < count ? slots[j + 1] : 0, head);
-        for (int d = 0; d < job.dim; d += 32) {
-            const __m512i zero = _mm512_setzero_si512();
-            const __m512i x = j < count ? load_row<HAS_CODES>(even, d) : zero;
-            const __m512i y = j + 1 < count ? load_row<HAS_CODES>(odd, d) : zero;
-            uint8_t* tiles = to + size_t(d / LANES) * TILE;
-            _mm512_store_si512(tiles, _mm512_unpacklo_epi16(x, y));
-            _mm512_store_si512(tiles + TILE, _mm512_unpackhi_epi16(x, y));
-        }
-    }
+    const auto pair_of = [](int i) -> Pair { return {2 * i, 2 * i + 1}; };
+    interleave_values<HAS_CODES>(job, start, head, to, pair_of, pace);
 }
 
 // Bring a block's keys from the second-level cache to the first: loads of tiles wait for each line.
@@ -244,9 +117,28 @@ SL_INLINE void score(const Job& job, const Keys* keys, int num_heads, const uint
     }
 }
 
-// Mix `count` blocks of values for 16 lanes. `next(b)` is called once for each, in between.
+// Scores of lane tile t for heads h and following of a unit. `is_far`: keys are in no first-level cache.
+// Two blocks at once are quicker for few tiles, and slower for many, whose keys are near.
+template <bool IS_STREAMED, typename Pace>
+void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks, const Keys* keys,
+                   bool is_far, const Pace& pace) {
+    const int heads = job.heads_of(unit, h);
+    for (int b = blocks.begin, count; b < blocks.end; b += count) {
+        const Keys* of_block = keys + b % SECTION_BLOCKS * 2;
+        count = IS_STREAMED && b + 1 < blocks.end ? 2 : 1;
+        if (is_far)
+            for (int i = 2; i < 4 && b + i < blocks.end; i++) bring_near(job, of_block + 2 * i);
+        if (count == 2)
+            score<2>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
+        else
+            score<1>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
+    }
+}
+
+// Mix `count` blocks of values for 16 lanes, or as many as there are. `next(b)` is called once for each,
+// in between.
 template <typename Next>
-SL_INLINE void mix(const uint8_t* weights, const uint8_t* values, int count, int dim, float* mixed,
+SL_INLINE void mix(uint8_t* weights, const uint8_t* values, int count, int, int dim, float* mixed,
                    const Next& next) {
     const size_t block = size_t(dim) * 64;
     const int stride = 4 * dim;
@@ -278,80 +170,11 @@ SL_INLINE void mix(const uint8_t* weights, const uint8_t* values, int count, int
     }
 }
 
-// What lane tile t sees of blocks.
-Blocks seen(const Job& job, int t, Blocks blocks) {
-    const int first = job.first[16 * t] / KEY_BLOCK, last = job.last[job.last_lane(t)] / KEY_BLOCK;
-    return {first > blocks.begin ? first : blocks.begin, last + 1 < blocks.end ? last + 1 : blocks.end};
-}
-
-// A lane tile's weights of a section's blocks, and their greatest scores and sums to `to`.
-template <typename Pace>
-void weigh_section(const Job& job, Blocks blocks, int t, const Mix& to, const Pace& pace) {
-    const __m512i limits[2] = {_mm512_load_si512(job.first + 16 * t), _mm512_load_si512(job.last + 16 * t)};
-    const __m512 hidden = _mm512_set1_ps(-INFINITY);
-    __m512 max = hidden, total = _mm512_setzero_ps();
-    for (int b = blocks.begin; b < blocks.end; b++) {
-        pace();
-        const int start = b * KEY_BLOCK;
-        const bool is_masked =
-            job.last[16 * t] < start + KEY_BLOCK - 1 || job.first[job.last_lane(t)] > start;
-        const float* scales = job.has_codes ? job.key_scales + start % SECTION : nullptr;
-        max = _mm512_max_ps(
-            max, greatest(job.scores_at(b), scales, is_masked ? limits : nullptr, start));
-    }
-    // A lane that sees nothing has weights of 2^-inf.
-    const __mmask16 is_blind = _mm512_cmp_ps_mask(max, hidden, _CMP_EQ_OQ);
-    const __m512 base = _mm512_mask_blend_ps(is_blind, max, _mm512_setzero_ps());
-    for (int b = blocks.begin; b < blocks.end; b++) {
-        pace();
-        const float* scales = job.value_scales + b % SECTION_BLOCKS * KEY_BLOCK;
-        total = job.has_codes
-                    ? weigh<true>(job.scores_at(b), scales, base, total, job.weights_at(b))
-                    : weigh<false>(job.scores_at(b), scales, base, total, job.weights_at(b));
-    }
-    _mm512_store_ps(to.max, max);
-    _mm512_store_ps(to.total, total);
-}
-
-// Add a section's mix to what came before it.
-void add(const Mix& to, const Mix& part, int lanes, int dim) {
-    const __m512 before = _mm512_load_ps(to.max), added = _mm512_load_ps(part.max);
-    const __mmask16 is_seen = _mm512_cmp_ps_mask(added, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
-    const __m512 now = _mm512_max_ps(before, added);
-    alignas(64) float shrink[16], grow[16];
-    const __m512 s = power_of_two(_mm512_sub_ps(before, now));
-    const __m512 g = power_of_two(_mm512_sub_ps(added, now));
-    _mm512_store_ps(shrink, s);
-    _mm512_store_ps(grow, g);
-    const __m512 total = _mm512_fmadd_ps(_mm512_load_ps(part.total), g,
-                                         _mm512_mul_ps(_mm512_load_ps(to.total), s));
-    _mm512_mask_store_ps(to.total, is_seen, total);
-    _mm512_mask_store_ps(to.max, is_seen, now);
-    for (int lane = 0; lane < lanes; lane++) {
-        if (!(is_seen >> lane & 1)) continue;
-        float* at = to.values + lane * dim;
-        for (int d = 0; d < dim; d += LANES)
-            store(at + d, fma(load(part.values + lane * dim + d), splat(grow[lane]),
-                              load(at + d) * shrink[lane]));
-    }
-}
-
-void put_lane(const Job& job, const Mix& mixed, int lane, int64_t at) {
-    const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    const float* values = mixed.values + lane * job.dim;
-    const float inverse = 1.0f / mixed.total[lane];
-    for (int d = 0; d < job.dim; d += 32) {
-        const __m512 x = _mm512_loadu_ps(values + d), y = _mm512_loadu_ps(values + d + 16);
-        const f32x16 v[2] = {f32x16(_mm512_permutex2var_ps(x, lower, y)) * inverse,
-                             f32x16(_mm512_permutex2var_ps(x, upper, y)) * inverse};
-        for (int i = 0; i < 2; i++)
-            if (job.a.store == TO_BF16)
-                store(static_cast<uint16_t*>(job.a.out) + at + d + 16 * i, v[i]);
-            else
-                store(static_cast<float*>(job.a.out) + at + d + 16 * i, v[i]);
-    }
-}
+// While it lives, this thread may multiply.
+struct Products {
+    Products() { configure_tiles(16); }
+    ~Products() { _tile_release(); }
+};
 
 }  // namespace
 }  // namespace slipstream

@@ -69,7 +69,8 @@ Multiply multiply_for(int isa, int inputs) {
 
 Attend attend_for(int isa, const AttentionShape& shape) {
 #if defined(__x86_64__)
-    if (isa == AMX && shape.kv_format != KV_F32 && shape.head_dim % 32 == 0) return attend_amx;
+    if (isa >= AVX512_BF16 && shape.kv_format != KV_F32 && shape.head_dim % 32 == 0)
+        return isa == AMX ? attend_amx : attend_avx512_bf16;
     if (isa != PORTABLE) return attend_avx512;
 #endif
     (void)isa;
@@ -160,6 +161,7 @@ SL_EXPORT int sl_attention_isa(int isa, const AttentionShape* shape) {
 #if defined(__x86_64__)
     const Attend attend = attend_for(isa, *shape);
     if (attend == attend_amx) return AMX;
+    if (attend == attend_avx512_bf16) return AVX512_BF16;
     if (attend == attend_avx512) return AVX512;
 #endif
     (void)isa;

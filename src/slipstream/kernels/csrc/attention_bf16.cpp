@@ -1,4 +1,5 @@
-// Attention on AMX tiles, for keys and values in bf16 or codes. Lanes (a row's heads that share a key head) are
+// Attention in bf16, for keys and values in bf16 or codes: on AMX tiles, or in vectors with the same bits
+// (attention_tiles.hpp, attention_vectors.hpp). Lanes (a row's heads that share a key head) are
 // the columns of the scores, so the softmax needs no sums across a vector. Queries enter as two bf16
 // numbers each, of 16 bits together; weights as one, and their sum is that of the rounded ones.
 // A lane's column is computed by itself: in a section all scores, their maximum, the weights, and the
@@ -46,27 +47,9 @@ void find_keys(const Job& job, int first_head, int num_heads, Blocks blocks, Key
         }
 }
 
-// Scores of lane tile t for heads h and following of a unit. `is_far`: keys are in no first-level cache.
-// Two blocks at once are quicker for few tiles, and slower for many, whose keys are near.
-template <bool IS_STREAMED, typename Pace>
-void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks, const Keys* keys,
-                   bool is_far, const Pace& pace) {
-    const int heads = job.heads_of(unit, h);
-    for (int b = blocks.begin, count; b < blocks.end; b += count) {
-        const Keys* of_block = keys + b % SECTION_BLOCKS * 2;
-        count = IS_STREAMED && b + 1 < blocks.end ? 2 : 1;
-        if (is_far)
-            for (int i = 2; i < 4 && b + i < blocks.end; i++) bring_near(job, of_block + 2 * i);
-        if (count == 2)
-            score<2>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
-        else
-            score<1>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
-    }
-}
-
 // Lanes of tile t from key head h of a unit on.
 int lanes_of(const Job& job, const Unit& unit, int h, int t) {
-    return job.bundle > 1 ? job.heads_of(unit, h) * job.lanes : job.last_lane(t) - 16 * t + 1;
+    return job.bundle > 1 ? job.heads_of(unit, h) * job.lanes : job.lanes_of(t);
 }
 
 // Where a section's mixes of a head go.
@@ -122,7 +105,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             for (int next = 0; next < heads && mine.begin < mine.end; next++) {
                 const int shift = job.shift_of(next);
                 mix(job.weights_at(mine.begin) + 64 * shift, job.values_at(next, mine.begin),
-                    mine.end - mine.begin, job.dim, mixed.values + shift * job.dim, [&](int b) {
+                    mine.end - mine.begin, job.lanes_of(t), job.dim, mixed.values + shift * job.dim, [&](int b) {
                         if (next + 1 < heads) fetch(next + 1, mine.begin + b);
                     });
             }
@@ -184,7 +167,7 @@ void attend_unit(const Job& job, const Unit& unit, Reader& reader, const Units& 
 
 }  // namespace
 
-void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counters, int thread) {
+void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* counters, int thread) {
     const AttentionShape& shape = *a.shape;
     const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const bool has_codes = shape.kv_format == KV_INT8;
@@ -230,7 +213,7 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
     job.head_bytes = head_bytes;
     job.slot_bytes = head_bytes / int64_t(dim) * slot_stride(shape);
     Reader reader(a, Taker(units, counters, thread), head_bytes, job.slot_bytes);
-    configure_tiles(16);
+    const Products products;
     while (const Unit* unit = reader.take()) {
         begin(job, *unit, reader);
         const bool streams = is_streamed(a, *unit);
@@ -239,7 +222,6 @@ void attend_amx(const Attention& a, const Units& units, std::atomic<int>* counte
                                       : attend_unit<false, false>;
         attend(job, *unit, reader, units, counters);
     }
-    _tile_release();
 }
 
 }  // namespace slipstream
