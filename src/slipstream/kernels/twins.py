@@ -1,4 +1,4 @@
-"""What `PackedMatrix` computes, in plain torch: the oracles of its tests."""
+"""What native products and `native-amx` attention compute, in plain torch: oracles of tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from slipstream.weights.gguf_blocks import QuantizedTensor
 
 _SMALLEST = 2.0**-100
+_LOG2_E = torch.tensor(1.44269504)
+_LOWEST = -120.0
 
 
 def matrix_twin(x: Tensor, weight: Tensor) -> Tensor:
@@ -63,6 +65,41 @@ def int8_twin(x: Tensor, weight: QuantizedTensor) -> Tensor:
         if minima is not None:
             total = _fused(minima[:, step], x_sums[:, None, step], total)
     return total
+
+
+def section_twin(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of a head's rows over one section, all of which they see, in the order of AMX.
+
+    Args:
+        query: [rows, dim] float32; keys, values: [positions, dim] bfloat16, at most 128 of them.
+    Returns: [rows, dim] float32.
+    """
+    scaled = query * (torch.tensor(scale) * _LOG2_E)
+    high = scaled.bfloat16()
+    parts = (_links(high, keys), _links((scaled - high.float()).bfloat16(), keys))
+    scores = torch.zeros(len(query), len(keys))
+    for step in range(parts[0].shape[-1]):
+        for part in parts:
+            scores += part[..., step]
+    weights = _weights_of(scores - scores.amax(1, keepdim=True)).bfloat16()
+    total, mixed = torch.zeros(len(query)), torch.zeros_like(query)
+    for i in range(0, len(keys) - 1, 2):  # of two that are added at once, the second comes first
+        total += weights[:, i + 1].float()
+        total += weights[:, i].float()
+    if len(keys) % 2:
+        total += weights[:, -1].float()
+    for link in _links(weights, values.T).unbind(-1):
+        mixed += link
+    return mixed * (1 / total)[:, None]
+
+
+def _weights_of(x: Tensor) -> Tensor:
+    """2^x for x <= 0, as `weight_of` in `csrc/attention_softmax.hpp`."""
+    fraction = x - x.floor()
+    power = torch.full_like(x, 7.802446e-2)
+    for factor in (2.2606725e-1, 6.9583351e-1, 9.9992522e-1):
+        power = _fused(power, fraction, torch.full_like(x, factor))
+    return torch.where(x < _LOWEST, 0.0, torch.ldexp(power, x.floor()))
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from slipstream.attention.backend import AttentionShape
 from slipstream.attention.native import NativeAttention
 from slipstream.execution.batch import Branch
 from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
+from slipstream.kernels.twins import section_twin
 from slipstream.kv.storage import KvStorage
 
 _NUM_SLOTS = 400
@@ -212,17 +213,42 @@ def test_threads_that_share_few_branches_change_no_bit(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 64])
 def test_backends_of_one_name_agree_to_the_last_bit(
-    library: KernelLibrary, dtype: torch.dtype
+    library: KernelLibrary, head_dim: int, dtype: torch.dtype
 ) -> None:
-    shape = make_shape(head_dim=16)
+    shape = make_shape(head_dim=head_dim)
     storage, queries = make_storage(shape, dtype), queries_for(shape, 60)
-    branch = Branch(np.arange(60), np.arange(60), scattered_slots(60))
-    portable = NativeAttention(shape, KernelLibrary(isa="portable"))
+    branch = Branch(np.arange(60), np.arange(200, 260), scattered_slots(260))
     backend = NativeAttention(shape, library)
-    assert backend.name == portable.name
     got = attend(backend, queries, storage, [branch])
-    assert torch.equal(got, attend(portable, queries, storage, [branch]))
+    for isa in ("portable", "avx512", "avx512_bf16", "amx"):
+        try:
+            other = NativeAttention(shape, KernelLibrary(isa=isa))
+        except KernelsUnavailableError:
+            continue  # not of this machine
+        if other.name == backend.name:
+            assert torch.equal(got, attend(other, queries, storage, [branch])), isa
+
+
+@pytest.mark.parametrize(("count", "head_dim"), [(1, 32), (33, 64), (97, 96), (128, 64)])
+def test_a_section_has_the_bits_of_its_twin(
+    library: KernelLibrary, count: int, head_dim: int
+) -> None:
+    shape = make_shape(head_dim=head_dim)
+    backend = NativeAttention(shape, library)
+    if backend.name != "native-amx":
+        pytest.skip("the twin has the order of AMX tiles")
+    storage, queries = make_storage(shape, torch.bfloat16), queries_for(shape, 1)
+    slots = scattered_slots(count)
+    got = attend(
+        backend, queries, storage, [Branch(np.zeros(1, np.int64), np.array([count - 1]), slots)]
+    )
+    keys, values = (part.bfloat16() for part in storage.gather(0, torch.from_numpy(slots)))
+    for head, result in enumerate(got.view(shape.num_heads, head_dim)):
+        of = head // shape.group_size
+        expected = section_twin(queries[:, head], keys[:, of], values[:, of], shape.scale)
+        assert torch.equal(result, expected[0]), head
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:
