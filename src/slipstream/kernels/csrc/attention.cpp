@@ -8,47 +8,29 @@ namespace slipstream {
 namespace {
 
 constexpr int LANES = 16;
-
-// Sum over the lanes of each of sixteen vectors: halves, quarters, pairs, as `sum` does.
-SL_INLINE f32x16 sums_of(const f32x16* p) {
-    f32x16 s[8], t[4], u[2];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++)
-        s[i] = __builtin_shufflevector(p[i], p[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21,
-                                       22, 23) +
-               __builtin_shufflevector(p[i], p[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27,
-                                       28, 29, 30, 31);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-        t[i] = __builtin_shufflevector(s[i], s[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25,
-                                       26, 27) +
-               __builtin_shufflevector(s[i], s[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28,
-                                       29, 30, 31);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++)
-        u[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13,
-                                       28, 29) +
-               __builtin_shufflevector(t[i], t[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14,
-                                       15, 30, 31);
-    return __builtin_shufflevector(u[0], u[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14,
-                                   30) +
-           __builtin_shufflevector(u[0], u[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15,
-                                   31);
-}
+// What is computed side by side has its sums in registers.
+constexpr int KEYS_AT_ONCE = HAS_WIDE_REGISTERS ? 16 : 4;
+constexpr int MIXED_AT_ONCE = HAS_WIDE_REGISTERS ? 4 : 1;  // vectors of a head's values
 
 // Dot products of a query with the block's keys of one half, [16][dim].
 template <int DIM>
 SL_INLINE f32x16 scores_of(const float* query, const float* keys, int dim) {
     const int width = DIM ? DIM : dim;
-    f32x16 p[16];
+    Folded folded[16];
+#pragma GCC unroll 4
+    for (int first = 0; first < 16; first += KEYS_AT_ONCE, keys += KEYS_AT_ONCE * width) {
+        f32x16 p[KEYS_AT_ONCE];
 #pragma GCC unroll 16
-    for (int j = 0; j < 16; j++) p[j] = load(query) * load(keys + j * width);
-    for (int d = LANES; d < width; d += LANES) {
-        const f32x16 q = load(query + d);
+        for (int j = 0; j < KEYS_AT_ONCE; j++) p[j] = load(query) * load(keys + j * width);
+        for (int d = LANES; d < width; d += LANES) {
+            const f32x16 q = load(query + d);
 #pragma GCC unroll 16
-        for (int j = 0; j < 16; j++) p[j] = fma(q, load(keys + j * width + d), p[j]);
+            for (int j = 0; j < KEYS_AT_ONCE; j++) p[j] = fma(q, load(keys + j * width + d), p[j]);
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < KEYS_AT_ONCE; j++) folded[first + j] = fold(p[j]);
     }
-    return sums_of(p);
+    return sums_of(folded);
 }
 
 // mixed[h] += weights[h][j] * values[j] for j in [begin, end), in order.
@@ -149,8 +131,7 @@ template <int DIM>
 void attend_block(int group, int head_dim, int lane, int begin, int end, const Work& work,
                   const Mix& mix) {
     const int dim = DIM ? DIM : head_dim;
-    i32x16 index;
-    for (int i = 0; i < 16; i++) index[i] = i;
+    const i32x16 index = lane_numbers();
     const f32x16 hidden = splat(-INFINITY);
     for (int h = 0; h < group; h++) {
         const float* query = work.queries + (lane + h) * dim;
@@ -159,7 +140,7 @@ void attend_block(int group, int head_dim, int lane, int begin, int end, const W
             const i32x16 at = index + 16 * half;
             if (begin < 16 * half + 16 && end > 16 * half) {
                 const f32x16 s = scores_of<DIM>(query, work.keys + 16 * half * dim, dim);
-                scores[half] = (at >= begin) & (at < end) ? s : hidden;
+                scores[half] = select((at >= begin) & (at < end), s, hidden);
             } else {
                 scores[half] = hidden;
             }
@@ -180,8 +161,8 @@ void attend_block(int group, int head_dim, int lane, int begin, int end, const W
     }
     float* mixed = mix.values + lane * dim;
     int d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES)
-        mix_part<4>(group, work.weights, work.values + d, dim, begin, end, mixed + d);
+    for (; d + MIXED_AT_ONCE * LANES <= dim; d += MIXED_AT_ONCE * LANES)
+        mix_part<MIXED_AT_ONCE>(group, work.weights, work.values + d, dim, begin, end, mixed + d);
     for (; d < dim; d += LANES)
         mix_part<1>(group, work.weights, work.values + d, dim, begin, end, mixed + d);
 }

@@ -20,20 +20,14 @@ float exact_noise(uint32_t h) {
 
 // At least the noise of each hash: -log(v), as a line between powers of two gives it.
 SL_INLINE f32x16 most_noise(u32x16 hashes) {
-    const f32x16 v = __builtin_convertvector(hashes, f32x16) + 0.5f;  // times 2^32
-    const f32x16 log2 = __builtin_convertvector(reinterpret_cast<i32x16>(v), f32x16) * 0x1p-23f;
+    const f32x16 v = to_float(hashes) + 0.5f;  // times 2^32
+    const f32x16 log2 = to_float(cast<i32x16>(v)) * 0x1p-23f;
     return (splat(127.0f + 32.0f) - log2) * 0.6931473f + 1e-3f;
 }
 
 // The lanes of a that are greater, as bits.
 SL_INLINE uint32_t greater(f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(__m512(a), __m512(b), _CMP_GT_OQ);
-#else
-    uint32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits |= uint32_t(a[i] > b[i]) << i;
-    return bits;
-#endif
+    return mask_of(a > b);
 }
 
 // Sixteen logits with their bias; past the end -inf.
@@ -42,9 +36,10 @@ SL_INLINE f32x16 values_at(const Scores& s, int i) {
         const f32x16 v = load(s.logits + i);
         return s.bias ? v + load(s.bias + i) : v;
     }
-    f32x16 v = splat(-INFINITY);
-    for (int j = 0; i + j < s.count; j++) v[j] = s.logits[i + j] + (s.bias ? s.bias[i + j] : 0.0f);
-    return v;
+    float v[LANES];
+    for (int j = 0; j < LANES; j++)
+        v[j] = i + j < s.count ? s.logits[i + j] + (s.bias ? s.bias[i + j] : 0.0f) : -INFINITY;
+    return load(v);
 }
 
 // The best so far, best first.
@@ -93,7 +88,7 @@ float least_kept(const Scores& s, const Drawing& d, float* memory) {
     f32x16 sums = {};
     for (int i = 0; i < s.count; i += LANES) {
         const f32x16 v = values_at(s, i);
-        sums = sums + (v >= least ? exp((v - best) * inverse) : f32x16{});
+        sums = sums + select(v >= least, exp((v - best) * inverse), f32x16{});
     }
     total = sum(sums);
     for (float reach = NUCLEUS_REACH;; reach = INFINITY) {
@@ -117,8 +112,9 @@ void draw(const Scores& s, const Drawing& d, int64_t position, float* memory, Be
     const NoiseKey key = noise_key(d.seed, position);
     const float least = least_kept(s, d, memory), inverse = 1.0f / d.temperature;
     for (int i = 0; i < s.count; i += LANES) {
-        u32x16 tokens = {};
-        memcpy(&tokens, s.token_ids + i, i + LANES <= s.count ? 64 : 4 * (s.count - i));
+        uint32_t some[LANES] = {};
+        if (i + LANES > s.count) memcpy(some, s.token_ids + i, sizeof(uint32_t) * (s.count - i));
+        const u32x16 tokens = load(i + LANES > s.count ? some : s.token_ids + i);
         const f32x16 values = values_at(s, i);
         const u32x16 hashes = hash(key, tokens);
         const f32x16 bounds = values * inverse + most_noise(hashes);

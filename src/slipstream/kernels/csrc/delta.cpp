@@ -12,34 +12,6 @@ namespace {
 constexpr int LANES = 16;
 constexpr int CHUNK = 16;  // rows of the text whose keys and queries stay in the first cache
 
-// What one register holds of sixteen lanes; compilers take wider vectors apart badly.
-#if defined(__AVX512F__) || !defined(__AVX2__)
-typedef f32x16 Part;
-SL_INLINE Part multiply_add(Part a, Part b, Part c) { return fma(a, b, c); }
-SL_INLINE float sum_of(const Part* chains) { return sum(chains[0] + chains[1]); }
-#else
-typedef float Part __attribute__((vector_size(32)));
-SL_INLINE Part multiply_add(Part a, Part b, Part c) {
-    return Part(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
-}
-// As `sum` adds sixteen lanes.
-SL_INLINE float sum_of(const Part* chains) {
-    const __m256 eighths = __m256((chains[0] + chains[2]) + (chains[1] + chains[3]));
-    const __m128 quarters =
-        _mm_add_ps(_mm256_castps256_ps128(eighths), _mm256_extractf128_ps(eighths, 1));
-    const __m128 pairs = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
-    return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)));
-}
-#endif
-constexpr int WIDTH = sizeof(Part) / sizeof(float), PARTS = LANES / WIDTH;
-
-SL_INLINE Part load_part(const float* p) {
-    Part part;
-    memcpy(&part, p, sizeof part);
-    return part;
-}
-SL_INLINE void store_part(float* p, Part part) { memcpy(p, &part, sizeof part); }
-
 struct Rows {
     int64_t first;
     int count, head;
@@ -49,12 +21,12 @@ struct Rows {
 // and odd vectors, whatever VALUES.
 template <int VECTORS, int VALUES>
 SL_INLINE void take_in_values(const Delta& delta, Rows rows, int value, const float* from, float* to) {
-    constexpr int KEYS = VECTORS * LANES, COUNT = VECTORS * PARTS, CHAINS = 2 * PARTS;
-    Part state[VALUES][COUNT];
+    constexpr int KEYS = VECTORS * LANES;
+    f32x16 state[VALUES][VECTORS];
 #pragma GCC unroll 16
     for (int u = 0; u < VALUES; u++)
 #pragma GCC unroll 32
-        for (int i = 0; i < COUNT; i++) state[u][i] = load_part(from + (value + u) * KEYS + i * WIDTH);
+        for (int i = 0; i < VECTORS; i++) state[u][i] = load(from + (value + u) * KEYS + i * LANES);
     for (int row = 0; row < rows.count; row++) {
         const int64_t at = (rows.first + row) * delta.num_heads + rows.head;
         const float* key = delta.keys + at * KEYS;
@@ -62,26 +34,26 @@ SL_INLINE void take_in_values(const Delta& delta, Rows rows, int value, const fl
         const float decay = delta.decays[at];
 #pragma GCC unroll 16
         for (int u = 0; u < VALUES; u++) {
-            Part known[CHAINS] = {}, mixed[CHAINS] = {};
+            f32x16 known[2] = {}, mixed[2] = {};
 #pragma GCC unroll 32
-            for (int i = 0; i < COUNT; i++) {
+            for (int i = 0; i < VECTORS; i++) {
                 state[u][i] = state[u][i] * decay;
-                known[i % CHAINS] = multiply_add(state[u][i], load_part(key + i * WIDTH), known[i % CHAINS]);
+                known[i % 2] = fma(state[u][i], load(key + i * LANES), known[i % 2]);
             }
             const int64_t cell = at * delta.value_dim + value + u;
-            const Part change = Part{} + (delta.values[cell] - sum_of(known)) * delta.rates[at];
+            const f32x16 change = splat((delta.values[cell] - sum(known[0] + known[1])) * delta.rates[at]);
 #pragma GCC unroll 32
-            for (int i = 0; i < COUNT; i++) {
-                state[u][i] = multiply_add(change, load_part(key + i * WIDTH), state[u][i]);
-                mixed[i % CHAINS] = multiply_add(state[u][i], load_part(query + i * WIDTH), mixed[i % CHAINS]);
+            for (int i = 0; i < VECTORS; i++) {
+                state[u][i] = fma(change, load(key + i * LANES), state[u][i]);
+                mixed[i % 2] = fma(state[u][i], load(query + i * LANES), mixed[i % 2]);
             }
-            delta.outputs[cell] = sum_of(mixed);
+            delta.outputs[cell] = sum(mixed[0] + mixed[1]);
         }
     }
 #pragma GCC unroll 16
     for (int u = 0; u < VALUES; u++)
 #pragma GCC unroll 32
-        for (int i = 0; i < COUNT; i++) store_part(to + (value + u) * KEYS + i * WIDTH, state[u][i]);
+        for (int i = 0; i < VECTORS; i++) store(to + (value + u) * KEYS + i * LANES, state[u][i]);
 }
 
 template <int VECTORS>

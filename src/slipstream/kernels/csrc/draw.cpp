@@ -32,9 +32,9 @@ double mass_of(const Row& row, Limit limit) {
         f32x16 sums = {};
         for (int i = block * BLOCK; i < (block + 1) * BLOCK; i += LANES) {
             const f32x16 w = row.weights(i);
-            const i32x16 is_tied = (w == limit.weight) & (STEPS + i <= limit.place);
+            const i32x16 is_tied = (w == limit.weight) & (lane_numbers() + i <= limit.place);
             const i32x16 is_kept = (w > limit.weight) | is_tied;
-            sums += is_kept ? exp(w) : f32x16{};
+            sums += select(is_kept, exp(w), f32x16{});
         }
         mass += sum(sums);
     }

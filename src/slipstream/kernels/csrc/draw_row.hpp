@@ -18,8 +18,6 @@ struct Limit {
     bool keeps(float w, int i) const { return w > weight || (w == weight && i <= place); }
 };
 
-const i32x16 STEPS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 // Runs `f(lane)` for every bit that is set.
 template <typename F>
 SL_INLINE void for_lanes(uint32_t mask, F f) {
@@ -51,7 +49,7 @@ public:
         return load(i / BLOCK * BLOCK + BLOCK <= size ? logits_ + i : tail_ + i % BLOCK);
     }
     SL_INLINE u32x16 ids(int i) const {
-        if (!ids_) return u32x16(STEPS + i);
+        if (!ids_) return cast<u32x16>(lane_numbers() + i);
         return load(i / BLOCK * BLOCK + BLOCK <= size ? ids_ + i : tail_ids_ + i % BLOCK);
     }
     SL_INLINE f32x16 weights(int i) const {
@@ -146,8 +144,8 @@ void visit(const Row& row, NoiseKey key, Limit limit, int block, Leaders& leader
     for (int i = block * BLOCK; i < (block + 1) * BLOCK; i += LANES) {
         const f32x16 w = row.weights(i);
         const u32x16 h = hash(key, row.ids(i));
-        const i32x16 bits = i32x16(bits_of(__builtin_convertvector(h, f32x16)));
-        const f32x16 most = w + fma(__builtin_convertvector(bits, f32x16), splat(-PER_BIT),
+        const i32x16 bits = cast<i32x16>(to_float(h));
+        const f32x16 most = w + fma(to_float(bits), splat(-PER_BIT),
                                     splat((32 + 127) * LOG2));
         const uint32_t mask = mask_of((most >= threshold) & (w >= limit.weight));
         for_lanes(mask, [&](int lane) {

@@ -7,6 +7,8 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 constexpr int MAX_ROWS = 8;
+#elif defined(__AVX2__)
+constexpr int MAX_ROWS = 4;
 #else
 constexpr int MAX_ROWS = 2;
 #endif
@@ -56,34 +58,45 @@ constexpr int offset_of(int format) { return format == Q4_0 ? 8 : 0; }
 template <int FORMAT, int NUM_ROWS>
 SL_INLINE void multiply_tile(const uint8_t* codes, const int8_t* x, const int32_t* added, i32x16* dots) {
     const __m256i ones = _mm256_set1_epi16(1), four_bits = _mm256_set1_epi8(15);
+    const auto quad = [&](int m, int i) {
+        int32_t quad;
+        memcpy(&quad, x + m * TILE_IN + 4 * i, 4);
+        return _mm256_set1_epi32(quad);
+    };
+#pragma GCC unroll 2
     for (int half = 0; half < 2; half++, codes += 32) {
-        for (int m = 0; m < NUM_ROWS; m++) {
-            const auto quad = [&](int i) {
-                int32_t quad;
-                memcpy(&quad, x + m * TILE_IN + 4 * i, 4);
-                return _mm256_set1_epi32(quad);
-            };
-            __m256i sums = _mm256_set1_epi32(added[m]);
-            if constexpr (FORMAT == Q8_0) {
-                for (int i = 0; i < 8; i++) {
-                    const __m256i w = _mm256_loadu_si256((const __m256i*)(codes + 64 * i));
-                    const __m256i pairs =
-                        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(quad(i), w));
-                    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, ones));
+        const auto weights = [&](int i) { return _mm256_loadu_si256((const __m256i*)(codes + 64 * i)); };
+        __m256i sums[NUM_ROWS], pairs[NUM_ROWS];
+#pragma GCC unroll 4
+        for (int m = 0; m < NUM_ROWS; m++) sums[m] = _mm256_set1_epi32(added[m]);
+        if constexpr (FORMAT == Q8_0) {
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                const __m256i w = weights(i), size = _mm256_abs_epi8(w);
+#pragma GCC unroll 4
+                for (int m = 0; m < NUM_ROWS; m++) {
+                    pairs[m] = _mm256_maddubs_epi16(size, _mm256_sign_epi8(quad(m, i), w));
+                    sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(pairs[m], ones));
                 }
-            } else {
-                __m256i pairs = _mm256_setzero_si256();
-                for (int i = 0; i < 4; i++) {
-                    const __m256i both = _mm256_loadu_si256((const __m256i*)(codes + 64 * i));
-                    const __m256i low = _mm256_and_si256(both, four_bits);
-                    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), four_bits);
-                    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(low, quad(i)));
-                    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(high, quad(i + 4)));
-                }
-                sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, ones));
             }
-            memcpy(reinterpret_cast<char*>(dots + m) + 32 * half, &sums, 32);
+        } else {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                const __m256i both = weights(i), low = _mm256_and_si256(both, four_bits);
+                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), four_bits);
+#pragma GCC unroll 4
+                for (int m = 0; m < NUM_ROWS; m++) {
+                    const __m256i lower = _mm256_maddubs_epi16(low, quad(m, i));
+                    pairs[m] = i ? _mm256_add_epi16(pairs[m], lower) : lower;
+                    pairs[m] = _mm256_add_epi16(pairs[m], _mm256_maddubs_epi16(high, quad(m, i + 4)));
+                }
+            }
+#pragma GCC unroll 4
+            for (int m = 0; m < NUM_ROWS; m++)
+                sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(pairs[m], ones));
         }
+#pragma GCC unroll 4
+        for (int m = 0; m < NUM_ROWS; m++) dots[m].part[half] = i32x16::Part(sums[m]);
     }
 }
 
@@ -94,6 +107,7 @@ constexpr int offset_of(int format) { return format == Q4_0 ? 8 : 0; }
 template <int FORMAT, int NUM_ROWS>
 void multiply_tile(const uint8_t* codes, const int8_t* x, const int32_t* added, i32x16* dots) {
     for (int m = 0; m < NUM_ROWS; m++) {
+        int32_t held[TILE_OUT];
         for (int n = 0; n < TILE_OUT; n++) {
             int32_t sum = added[m];
             for (int i = 0; i < TILE_IN; i++) {
@@ -101,8 +115,9 @@ void multiply_tile(const uint8_t* codes, const int8_t* x, const int32_t* added, 
                 const int code = FORMAT == Q8_0 ? int8_t(codes[at]) : codes[at] >> 4 * (i / 16) & 15;
                 sum += code * x[m * TILE_IN + i];
             }
-            dots[m][n] = sum;
+            held[n] = sum;
         }
+        dots[m] = load_as<i32x16>(held);
     }
 }
 
@@ -129,7 +144,7 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
                 const f32x16 scale = halves(tile);
 #pragma GCC unroll 8
                 for (int m = 0; m < NUM_ROWS; m++)
-                    sums[m] = fma(scale * x.scales[m], __builtin_convertvector(dots[m], f32x16), sums[m]);
+                    sums[m] = fma(scale * x.scales[m], to_float(dots[m]), sums[m]);
                 if constexpr (FORMAT == Q4_1) {
                     const f32x16 minimum = halves(tile + 32);
 #pragma GCC unroll 8
@@ -149,7 +164,7 @@ template <int FORMAT>
 void run_rows(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
     if (p.num_rows == 1) return run<FORMAT, 1>(p, thread, num_threads, shared, barrier);
     if (p.num_rows == 2 || MAX_ROWS == 2) return run<FORMAT, 2>(p, thread, num_threads, shared, barrier);
-    if (p.num_rows <= 4) return run<FORMAT, 4>(p, thread, num_threads, shared, barrier);
+    if (p.num_rows <= 4 || MAX_ROWS == 4) return run<FORMAT, 4>(p, thread, num_threads, shared, barrier);
     return run<FORMAT, MAX_ROWS>(p, thread, num_threads, shared, barrier);
 }
 

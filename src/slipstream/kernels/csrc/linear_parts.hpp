@@ -76,10 +76,14 @@ SL_INLINE void by_strips(Share outs, const F& f) {
 SL_INLINE f32x16 halves(const uint8_t* p) {
 #if defined(__AVX512F__)
     return f32x16(_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)));
+#elif defined(__F16C__) && defined(__AVX2__)
+    return f32x16::of([&](int i) SL_INLINED_LAMBDA {
+        return f32x16::Part(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 16 * i))));
+    });
 #else
     uint16_t h[16];
     memcpy(h, p, 32);
-    alignas(64) float v[16];
+    float v[16];
     for (int n = 0; n < 16; n++) v[n] = half_to_float(h[n]);
     return load(v);
 #endif
@@ -105,20 +109,13 @@ SL_INLINE void put(const Product& p, int row, int first_out, f32x16 sums) {
     _mm512_mask_storeu_ps(out, mask, v);
 }
 #else
-inline void put(const Product& p, int row, int first_out, f32x16 sums) {
-    alignas(64) float v[16];
-    store(v, sums);
-    const int left = p.matrix.num_out - first_out, count = left < 16 ? left : 16;
-    if (p.matrix.bias)
-        for (int n = 0; n < count; n++) v[n] += p.matrix.bias[first_out + n];
+SL_INLINE void put(const Product& p, int row, int first_out, f32x16 v) {
+    const int left = p.matrix.num_out - first_out;
+    if (p.matrix.bias) v = v + load_some(p.matrix.bias + first_out, left);
     const int64_t at = row * p.out_stride + first_out;
-    if (p.store == TO_BF16) {
-        uint16_t* out = static_cast<uint16_t*>(p.out) + at;
-        for (int n = 0; n < count; n++) out[n] = round_bf16(v[n]);
-    } else {
-        float* out = static_cast<float*>(p.out) + at;
-        for (int n = 0; n < count; n++) out[n] = p.store == ADD_F32 ? out[n] + v[n] : v[n];
-    }
+    if (p.store == TO_BF16) return store_some(static_cast<uint16_t*>(p.out) + at, v, left);
+    float* out = static_cast<float*>(p.out) + at;
+    store_some(out, p.store == ADD_F32 ? load_some(out, left) + v : v, left);
 }
 #endif
 

@@ -6,14 +6,6 @@
 namespace slipstream {
 namespace {
 
-SL_INLINE u32x16 splat(uint32_t a) { return u32x16{} + a; }
-
-SL_INLINE u32x16 load(const uint32_t* p) {
-    u32x16 v;
-    memcpy(&v, p, 64);
-    return v;
-}
-
 SL_INLINE u32x16 hash(NoiseKey key, u32x16 token_ids) {
     u32x16 h = token_ids ^ key.first;
     h = (h ^ (h >> 16)) * 0x7FEB352Du;
@@ -26,7 +18,7 @@ SL_INLINE u32x16 hash(NoiseKey key, u32x16 token_ids) {
 SL_INLINE f32x16 log(f32x16 x) {
     // x = 2^n m with m in [sqrt(1/2), sqrt(2))
     const u32x16 shifted = bits_of(x) - 0x3f3504f3u;
-    const f32x16 n = __builtin_convertvector(i32x16(shifted) >> 23, f32x16);
+    const f32x16 n = to_float(cast<i32x16>(shifted) >> 23);
     const f32x16 r = of_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
     const f32x16 z = r * r;
     f32x16 p = splat(7.0376836292e-2f);
@@ -45,13 +37,13 @@ SL_INLINE f32x16 log(f32x16 x) {
 
 SL_INLINE f32x16 gumbel(u32x16 h) {
     // v = (h + 1/2) / 2^32 and 1 - v, both to their own last bit.
-    const f32x16 v = (__builtin_convertvector(h, f32x16) + 0.5f) * 0x1p-32f;
-    const f32x16 rest = (__builtin_convertvector(~h, f32x16) + 0.5f) * 0x1p-32f;
+    const f32x16 v = (to_float(h) + 0.5f) * 0x1p-32f;
+    const f32x16 rest = (to_float(~h) + 0.5f) * 0x1p-32f;
     // -log1p(-v) = -log(u) v / (1 - u) with u = 1 - v rounded, where v is small (Kahan).
     const f32x16 u = 1.0f - v, lost = 1.0f - u;
-    const f32x16 log_rest = log(v < 0.5f ? u : rest);
-    const f32x16 small = lost > 0.0f ? v / lost * log_rest : -v;
-    return -log(v < 0.5f ? -small : -log_rest);
+    const f32x16 log_rest = log(select(v < 0.5f, u, rest));
+    const f32x16 small = select(lost > 0.0f, v / lost * log_rest, -v);
+    return -log(select(v < 0.5f, -small, -log_rest));
 }
 
 }  // namespace

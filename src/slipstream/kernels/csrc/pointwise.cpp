@@ -8,21 +8,6 @@ namespace {
 
 constexpr int LANES = 16;
 
-SL_INLINE f32x16 load_some(const float* p, int count) {
-    if (count >= LANES) return load(p);
-    alignas(64) float v[LANES] = {};
-    memcpy(v, p, sizeof(float) * count);
-    return load(v);
-}
-
-template <typename T>
-SL_INLINE void store_some(T* p, f32x16 v, int count) {
-    if (count >= LANES) return store(p, v);
-    alignas(64) T held[LANES];
-    store(held, v);
-    memcpy(p, held, sizeof(T) * count);
-}
-
 // 1 / sqrt(mean of squares + eps).
 float inverse_length(const float* x, int size, float eps) {
     f32x16 even = {}, odd = {};
@@ -61,15 +46,15 @@ float keep_codes(const float* x, int8_t* codes, int dim) {
     f32x16 greatest = {};
     for (int i = 0; i < dim; i += LANES) {
         const f32x16 v = load_some(x + i, dim - i);
-        greatest = max(greatest, v < 0.0f ? -v : v);
+        greatest = max(greatest, select(v < 0.0f, -v, v));
     }
     const float scale = max(greatest) / 127.0f;
     const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     for (int i = 0; i < dim; i += LANES) {
         f32x16 v = scale > 0.0f ? load_some(x + i, dim - i) / scale : f32x16{};
         v = (v + magic) - magic;
-        v = v > 127.0f ? splat(127.0f) : v;
-        v = v < -127.0f ? splat(-127.0f) : v;
+        v = select(v > 127.0f, splat(127.0f), v);
+        v = select(v < -127.0f, splat(-127.0f), v);
         store_some(codes + i, v, dim - i);
     }
     return scale;
