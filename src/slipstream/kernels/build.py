@@ -81,12 +81,12 @@ def _build(folder: Path) -> Path:
 
 
 def _units() -> list[_Unit]:
-    int8 = "linear_int8_vector.cpp"
+    products, int8 = "linear_vector.cpp", "linear_int8_vector.cpp"
     drawing = ("draw.cpp", "candidates.cpp")
     drafting = ("draft_walk.cpp", "draft_block.cpp", "draft_chain.cpp")
     passes = ("attention_units.cpp", "pack.cpp", "layers.cpp", "pass.cpp")
-    vector_units = ("attention.cpp", "pointwise.cpp", "delta.cpp", *drawing)
-    portable_units = (*vector_units, "linear_vector.cpp", int8)
+    vector_units = (products, "attention.cpp", "pointwise.cpp", "delta.cpp", *drawing)
+    portable_units = (*vector_units, int8)
     plain_units = (*passes, *drafting, "bandwidth.cpp", "library.cpp")
     if platform.machine().lower() not in ("x86_64", "amd64"):
         plain = [_Unit(name, None, ("SL_VARIANT=portable",)) for name in portable_units]
@@ -97,13 +97,10 @@ def _units() -> list[_Unit]:
     return [
         *(_Unit(source, "sapphirerapids") for source in amx_units),
         _Unit(halves, "sapphirerapids", ("SL_VARIANT=amx",)),
-        *(
-            _Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",))
-            for source in ("linear_avx512.cpp", *vector_units)
-        ),
+        *(_Unit(source, "x86-64-v4", ("SL_VARIANT=avx512",)) for source in vector_units),
         *(  # the first that has bf16 instructions
             _Unit(source, "cooperlake", ("SL_VARIANT=avx512_bf16",))
-            for source in ("linear_avx512.cpp", halves)
+            for source in (products, halves)
         ),
         _Unit(int8, "cascadelake", ("SL_VARIANT=vnni",)),  # the least that has AVX-512 VNNI
         *(_Unit(source, v3, ("SL_VARIANT=portable",)) for source in portable_units),

@@ -1,15 +1,22 @@
-// Up to eight rows in vectors of sixteen outputs, which take each weight from memory once for all of them.
+// A few rows in vectors of sixteen outputs, which take each weight from memory once for all of them.
 // On AMX machines for a few rows: loading and storing tiles would take longer than all arithmetic, and
 // tiles ask the memory for less at a time. The order is that of linear_vector.cpp.
 #pragma once
 #include "linear_words.hpp"
+#if defined(__AVX512F__)
 #include "transpose.hpp"
+#endif
 
 namespace slipstream {
 namespace {
 
-// As many strips at once as have their sums in registers; more than one share what is brought of inputs.
-constexpr int strips_at_once(int num_rows) { return num_rows > 4 ? 1 : num_rows > 2 ? 2 : STRIPS; }
+// As many rows and strips at once as have their sums in registers; more than one strip share what is brought
+// of inputs.
+constexpr int MOST_ROWS = HAS_WIDE_REGISTERS ? 8 : 3;
+constexpr int strips_at_once(int num_rows) {
+    if (!HAS_WIDE_REGISTERS) return num_rows > 1 ? 1 : 2;
+    return num_rows > 4 ? 1 : num_rows > 2 ? 2 : STRIPS;
+}
 
 // What a pass over strips reads: their tiles, as the only one; the tiles, leaving their words for others;
 // or these words.
@@ -41,43 +48,49 @@ inline Strips strips_of(const Matrix& m, int first, uint8_t* wide = nullptr) {
 // One step of NUM strips, to sums[NUM][ROWS].
 template <typename Dots, int FORMAT, int NUM, int ROWS, Source SOURCE>
 SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewRows<typename Dots::Word>& rows,
-                              int k, Ahead& ahead, __m512* sums) {
-    constexpr int PART = Dots::PART, SLOTS = NUM * PART * LINE / part_bytes(FORMAT);
+                              int k, Ahead& ahead, f32x16* sums) {
+    constexpr int PART = Dots::PART, READ = Dots::READ, SLOTS = NUM * PART * LINE / part_bytes(FORMAT);
     const typename Dots::Word* x = rows.words + size_t(k) * ROWS * Dots::WORDS;
-    __m512 links[2][NUM][ROWS];
+    f32x16 links[2][NUM][ROWS];
     for (auto& chain : links)
         for (auto& strip : chain)
-            for (__m512& link : strip) link = _mm512_setzero_ps();
+            for (f32x16& link : strip) link = f32x16{};
     if (SOURCE == ALONE && FORMAT != BF16) ahead.fetch<NUM>(header_bytes(FORMAT));
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++, x += PART) {
-        __m512i weights[NUM][PART];
-        const auto read = [&](int s) {
-            dots.read(strips.codes + s * strips.code_bytes + k * strips.code_step + part * Dots::PART_BYTES,
-                      weights[s]);
-            if (SOURCE == FIRST)
-                Dots::widen(weights[s], strips.wide + size_t(s * rows.num_steps + k) * WIDE_TILE +
-                                            part * WIDE_TILE / PARTS);
-        };
-        const auto multiply = [&](int s, int w) {
-            if (SOURCE == ALONE && (w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
 #pragma GCC unroll 8
-            for (int m = 0; m < ROWS; m++)
-                links[w % 2][s][m] = Dots::add(links[w % 2][s][m], weights[s][w], x + m * Dots::WORDS + w);
-        };
-        if constexpr (ROWS > 2) {  // each input is brought once for all strips
-#pragma GCC unroll 4
-            for (int s = 0; s < NUM; s++) read(s);
+        for (int first = 0; first < PART; first += READ) {
+            typename Dots::Weights weights[NUM][READ];
+            const auto read = [&](int s) {
+                const uint8_t* codes = strips.codes + s * strips.code_bytes + k * strips.code_step +
+                                       part * Dots::PART_BYTES;
+                dots.read(codes, first, weights[s]);
+                if (SOURCE == FIRST)
+                    dots.widen(codes, first, weights[s],
+                               strips.wide + size_t(s * rows.num_steps + k) * WIDE_TILE +
+                                   part * WIDE_TILE / PARTS);
+            };
+            const auto multiply = [&](int s, int i) {
+                const int w = first + i;
+                if (SOURCE == ALONE && (w * NUM + s) % SLOTS == 0) ahead.fetch<NUM>(LINE);
 #pragma GCC unroll 8
-            for (int w = 0; w < PART; w++)
+                for (int m = 0; m < ROWS; m++)
+                    links[w % 2][s][m] = Dots::add(links[w % 2][s][m], weights[s][i], x + m * Dots::WORDS + w);
+            };
+            if constexpr (ROWS > 2) {  // each input is brought once for all strips
 #pragma GCC unroll 4
-                for (int s = 0; s < NUM; s++) multiply(s, w);
-        } else {
-#pragma GCC unroll 4
-            for (int s = 0; s < NUM; s++) {
-                read(s);
+                for (int s = 0; s < NUM; s++) read(s);
 #pragma GCC unroll 8
-                for (int w = 0; w < PART; w++) multiply(s, w);
+                for (int i = 0; i < READ; i++)
+#pragma GCC unroll 4
+                    for (int s = 0; s < NUM; s++) multiply(s, i);
+            } else {
+#pragma GCC unroll 4
+                for (int s = 0; s < NUM; s++) {
+                    read(s);
+#pragma GCC unroll 8
+                    for (int i = 0; i < READ; i++) multiply(s, i);
+                }
             }
         }
     }
@@ -86,12 +99,10 @@ SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewR
     for (int s = 0; s < NUM; s++, tile += strips.bytes) {
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; m++, sums++) {
-            const __m512 link = _mm512_add_ps(links[0][s][m], links[1][s][m]);
-            *sums = FORMAT == BF16 ? _mm512_add_ps(*sums, link)
-                                   : _mm512_fmadd_ps(__m512(halves(tile)), link, *sums);
+            const f32x16 link = links[0][s][m] + links[1][s][m];
+            *sums = FORMAT == BF16 ? *sums + link : fma(halves(tile), link, *sums);
             if constexpr (FORMAT == Q4_1)
-                *sums = _mm512_fmadd_ps(__m512(halves(tile + 32)),
-                                        _mm512_set1_ps(rows.sums[k * ROWS + m]), *sums);
+                *sums = fma(halves(tile + 32), splat(rows.sums[k * ROWS + m]), *sums);
         }
     }
 }
@@ -107,8 +118,8 @@ template <typename Dots, int FORMAT, int NUM, int ROWS, Source SOURCE>
 SL_INLINE void multiply_strips(const Product& p, int tile, int first_row, const Strips& strips,
                                const FewRows<typename Dots::Word>& rows, Ahead& ahead, Turn turn = {}) {
     const Dots dots;
-    __m512 sums[NUM * ROWS];
-    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    f32x16 sums[NUM * ROWS];
+    for (f32x16& sum : sums) sum = f32x16{};
     for (int k = 0, wait = turn.at; k < rows.num_steps; k++, wait = wait ? wait - 1 : turn.count - 1) {
         if (SOURCE != ALONE && !wait) ahead.fetch_tile<NUM>(tile_bytes(FORMAT));
         multiply_tiles<Dots, FORMAT, NUM, ROWS, SOURCE>(dots, strips, rows, k, ahead, sums);
@@ -121,37 +132,49 @@ SL_INLINE void multiply_strips(const Product& p, int tile, int first_row, const 
 template <typename Dots>
 void put_rows(const Product& p, int first, int num_rows, typename Dots::Word* words) {
     for (int k = 0; k * TILE_IN < p.matrix.num_in; k++) {
-        const int left = p.matrix.num_in - k * TILE_IN;
-        const __mmask32 mask = left >= TILE_IN ? ~__mmask32(0) : (__mmask32(1) << left) - 1;
         for (int m = 0; m < num_rows; m++, words += Dots::WORDS)
-            Dots::put_row(
-                _mm512_maskz_loadu_epi16(mask, p.x + (first + m) * p.x_stride + k * TILE_IN), words);
+            Dots::put_row(p.x + (first + m) * p.x_stride + k * TILE_IN, p.matrix.num_in - k * TILE_IN, words);
     }
 }
 
 // Sums of the inputs of `count` rows of a step, [count][WORDS]: products with ones, of sixteen at a time.
+#if defined(__AVX512F__)
 template <typename Dots>
 void sum_words(const typename Dots::Word* words, int count, float* sums) {
     typename Dots::Word one;
     Dots::put_ones(&one);
     for (int i = 0; i < count; i += 16) {
         const int some = count - i < 16 ? count - i : 16;
-        __m512 links[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        f32x16 links[2] = {};
         for (int first = 0; first < Dots::WORDS; first += 16) {
             __m512i w[16];
             for (int j = 0; j < 16; j++)
                 w[j] = j < some ? _mm512_loadu_si512(words + size_t(i + j) * Dots::WORDS + first)
                                 : _mm512_setzero_si512();
             transpose(w);
-            for (int j = 0; j < 16; j++) links[j % 2] = Dots::add(links[j % 2], w[j], &one);
+            for (int j = 0; j < 16; j++)
+                links[j % 2] = Dots::add(links[j % 2], typename Dots::Weights(w[j]), &one);
         }
-        _mm512_mask_storeu_ps(sums + i, __mmask16((1u << some) - 1), _mm512_add_ps(links[0], links[1]));
+        _mm512_mask_storeu_ps(sums + i, __mmask16((1u << some) - 1), __m512(links[0] + links[1]));
     }
 }
+#else
+template <typename Dots>
+void sum_words(const float* words, int count, float* sums) {
+    for (; count > 0; count--, sums++, words += Dots::WORDS) {
+        float even = 0.0f, odd = 0.0f;
+        for (int i = 0; i < Dots::WORDS; i += 2) {
+            even += words[i];
+            odd += words[i + 1];
+        }
+        *sums = even + odd;
+    }
+}
+#endif
 
 // All rows at once. `next`: what to bring near while the strips before a tile are multiplied.
 template <template <int> class Dots, int FORMAT, int ROWS, typename Next>
-void run_few(const Product& p, Share outs, const Next& next) {
+__attribute__((noinline)) void run_few(const Product& p, Share outs, const Next& next) {
     using Of = Dots<FORMAT>;
     using Word = typename Of::Word;
     const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);

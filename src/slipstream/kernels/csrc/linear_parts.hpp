@@ -25,7 +25,7 @@ public:
     Ahead() : at_(nullptr), left_(0), second_(0), third_(0) {}
     // Of the strips [first, end).
     Ahead(const Matrix& m, int first, int end)
-        : at_(m.tiles + first * strip_bytes(m)),
+        : at_(m.tiles + (end > first ? first * strip_bytes(m) : 0)),
           left_(end > first ? strip_bytes(m) : 0),
           second_(end - first > 1 ? strip_bytes(m) : 0),
           third_(end - first >= STRIPS ? 2 * strip_bytes(m) : 0) {}
@@ -33,13 +33,16 @@ public:
     // As many bytes of each of the first NUM, at most a line.
     template <int NUM = STRIPS>
     SL_INLINE void fetch(size_t bytes) {
-        if (left_ < bytes) return;
+        // Where registers are few, no branch: it would part a tile's code into pieces between which all
+        // sums lie in memory. At the end the last line is fetched again and again.
+        if (HAS_WIDE_REGISTERS && left_ < bytes) return;
         __builtin_prefetch(at_, 0, 2);
         if (NUM > 1) __builtin_prefetch(at_ + second_, 0, 2);
         if (NUM > 2) __builtin_prefetch(at_ + third_, 0, 2);
         if (NUM > 2) __builtin_prefetch(at_ + third_ + second_, 0, 2);
-        at_ += bytes;
-        left_ -= bytes;
+        const size_t step = left_ < bytes ? 0 : bytes;
+        at_ += step;
+        left_ -= step;
     }
 
     // Likewise, of any size.

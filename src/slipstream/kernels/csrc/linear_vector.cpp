@@ -1,130 +1,147 @@
-// Products on vectors of sixteen outputs; compiled once for AVX-512 and once for any machine.
-#include "linear_parts.hpp"
+// Products without tiles, compiled for any machine, for AVX-512 and once more for its bf16 instructions,
+// which multiply twice as many numbers. More rows than fit go by groups, the first of which widens each
+// strip's codes on its way for all others.
+#include "linear_few.hpp"
 
 namespace slipstream {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int MAX_ROWS = 6;
+#if defined(__AVX512BF16__)
+template <int FORMAT>
+using Dots = Pairs<FORMAT>;
 #else
-constexpr int MAX_ROWS = 2;
+template <int FORMAT>
+using Dots = Singles<FORMAT>;
 #endif
 
-// Codes of a tile as bf16 numbers, [16 pairs][16 outputs][2].
-void widen_codes(int format, const uint8_t* tile, uint16_t* wide) {
-    const uint8_t* codes = tile + header_bytes(format);
-    for (int pair = 0; pair < 16; pair++, wide += 32) {
-        if (format == Q8_0) {
-            for (int n = 0; n < 16; n++) {
-                wide[2 * n] = round_bf16(float(int8_t(codes[32 * pair + n])));
-                wide[2 * n + 1] = round_bf16(float(int8_t(codes[32 * pair + 16 + n])));
-            }
-            continue;
-        }
-        const int shift = 4 * (pair & 3), first = format == Q4_0 ? -8 : 0;
-        uint16_t words[32];
-        memcpy(words, codes + 64 * (pair / 4), 64);
-        for (int i = 0; i < 32; i++) wide[i] = round_bf16(float((words[i] >> shift & 15) + first));
-    }
-}
+using Wide = Dots<WIDENED>;
+using Word = Wide::Word;
 
-// The tile's products by row; x: [rows][32 inputs] float32, `x_stride` floats apart.
-template <int NUM_ROWS>
-SL_INLINE void link_tile(const uint16_t* tile, const float* x, size_t x_stride, f32x16* links) {
-    f32x16 even[NUM_ROWS] = {}, odd[NUM_ROWS] = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < 16; j++) {
-        u32x16 pairs;
-        memcpy(&pairs, tile + 32 * j, 64);
-        const f32x16 low = of_bits(pairs << 16), high = of_bits(pairs & 0xffff0000u);
-#pragma GCC unroll 8
-        for (int m = 0; m < NUM_ROWS; m++) {
-            even[m] = fma(low, splat(x[m * x_stride + 2 * j]), even[m]);
-            odd[m] = fma(high, splat(x[m * x_stride + 2 * j + 1]), odd[m]);
-        }
-    }
-    for (int m = 0; m < NUM_ROWS; m++) links[m] = even[m] + odd[m];
-}
+constexpr int GROUP_ROWS = HAS_WIDE_REGISTERS ? 4 : 3;  // at most
 
-// Rows as the products read them.
-struct Inputs {
-    const float* x;         // [rows][steps][32]
-    const float* row_sums;  // [rows][steps]
-    int num_steps;
+// More rows than MOST_ROWS by groups of GROUP_ROWS or one less: their words, then their sums.
+struct Groups {
+    int num_rows, count, num_steps;
+    Word* words;
+    float* sums;
+
+    Groups(const Product& p, void* memory)
+        : num_rows(p.num_rows),
+          count(ceil_div(p.num_rows, GROUP_ROWS)),
+          num_steps(ceil_div(p.matrix.num_in, TILE_IN)),
+          words(static_cast<Word*>(memory)),
+          sums(reinterpret_cast<float*>(words_of(num_rows))) {}
+
+    Share rows_of(int group) const { return share_of(num_rows, group, count); }
+    Word* words_of(int row) const { return words + size_t(row) * num_steps * Wide::WORDS; }
+    float* sums_of(int row) const { return sums + size_t(row) * num_steps; }
 };
 
-// One strip of tiles for all rows: its codes as bf16, and its scales and minima by step.
-struct Strip {
-    const uint16_t* tiles;
-    const f32x16* scales;
-    const f32x16* minima;
-};
-
-template <int NUM_ROWS>
-void multiply_rows(const Product& p, int row, int out_tile, const Strip& strip, const Inputs& inputs) {
-    f32x16 sums[NUM_ROWS] = {}, links[NUM_ROWS];
-    for (int k = 0; k < inputs.num_steps; k++) {
-        const size_t stride = size_t(inputs.num_steps) * TILE_IN;
-        link_tile<NUM_ROWS>(strip.tiles + size_t(k) * 512, inputs.x + row * stride + k * TILE_IN, stride,
-                            links);
-        for (int m = 0; m < NUM_ROWS; m++) {
-            sums[m] = p.matrix.format == BF16 ? sums[m] + links[m]
-                                              : fma(strip.scales[k], links[m], sums[m]);
-            if (p.matrix.format == Q4_1)
-                sums[m] = fma(strip.minima[k],
-                              splat(inputs.row_sums[size_t(row + m) * inputs.num_steps + k]), sums[m]);
-        }
+void put_groups(const Product& p, const Groups& groups, Share some) {
+    for (int g = some.begin; g < some.end; g++) {
+        const Share rows = groups.rows_of(g);
+        const int count = rows.end - rows.begin;
+        put_rows<Wide>(p, rows.begin, count, groups.words_of(rows.begin));
+        if (p.matrix.format == Q4_1)
+            sum_words<Wide>(groups.words_of(rows.begin), groups.num_steps * count, groups.sums_of(rows.begin));
     }
-    for (int m = 0; m < NUM_ROWS; m++) put(p, row + m, out_tile * TILE_OUT, sums[m]);
 }
 
-// A row's inputs in float32, and their sum for each step.
-void prepare_row(const Product& p, int row, int num_steps, float* x, float* row_sums) {
-    for (int k = 0; k < num_steps * TILE_IN; k++)
-        x[k] = k < p.matrix.num_in ? widen(p.x[row * p.x_stride + k]) : 0.0f;
-    for (int k = 0; k < num_steps; k++) {
-        float even = 0.0f, odd = 0.0f;
-        for (int i = 0; i < TILE_IN; i += 2) {
-            even += x[k * TILE_IN + i];
-            odd += x[k * TILE_IN + i + 1];
+// Calls f(number of rows) for a group.
+template <typename F>
+SL_INLINE void by_rows(Share rows, const F& f) {
+    if (rows.end - rows.begin < GROUP_ROWS)
+        f(std::integral_constant<int, GROUP_ROWS - 1>());
+    else
+        f(std::integral_constant<int, GROUP_ROWS>());
+}
+
+template <int FORMAT, typename Next>
+void run_groups(const Product& p, Share outs, const Groups& groups, const Next& next) {
+    constexpr int MOST = strips_at_once(GROUP_ROWS);
+    const size_t wide_bytes = groups.num_steps * WIDE_TILE;
+    uint8_t* wide = static_cast<uint8_t*>(scratch(2, MOST * wide_bytes));
+    by_strips<MOST>(outs, [&](int tile, auto num) {
+        constexpr int NUM = decltype(num)::value;
+        const Strips packed = strips_of(p.matrix, tile, wide);
+        const Strips widened{packed.tiles, packed.bytes, wide, WIDE_TILE, wide_bytes, nullptr};
+        Ahead ahead = next(tile + NUM);
+        for (int g = 0; g < groups.count; g++) {
+            const Turn turn{g, groups.count};
+            const Share rows = groups.rows_of(g);
+            const FewRows<Word> few{groups.words_of(rows.begin), groups.sums_of(rows.begin), groups.num_steps};
+            by_rows(rows, [&](auto count) {
+                constexpr int ROWS = decltype(count)::value;
+                if (g == 0)
+                    multiply_strips<Dots<FORMAT>, FORMAT, NUM, ROWS, FIRST>(p, tile, rows.begin, packed, few,
+                                                                           ahead, turn);
+                else
+                    multiply_strips<Wide, FORMAT, NUM, ROWS, LATER>(p, tile, rows.begin, widened, few, ahead,
+                                                                    turn);
+            });
         }
-        row_sums[k] = even + odd;
+    });
+}
+
+// Calls f(number of rows), which are LEAST to MOST_ROWS.
+template <int LEAST, typename F>
+SL_INLINE void by_number(int num_rows, const F& f) {
+    if constexpr (LEAST < MOST_ROWS) {
+        if (num_rows != LEAST) return by_number<LEAST + 1>(num_rows, f);
     }
+    f(std::integral_constant<int, LEAST>());
+}
+
+template <int FORMAT>
+void run(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
+    const FlushSubnormals flush;
+    const Share outs = share_of(num_strips(p.matrix), thread, num_threads);
+    const auto next = [&](int tile) { return ahead_of(p, tile, outs, thread, num_threads); };
+    if (p.num_rows <= MOST_ROWS)
+        return by_number<1>(p.num_rows, [&](auto num_rows) {
+            run_few<Dots, FORMAT, decltype(num_rows)::value>(p, outs, next);
+        });
+    const Groups groups(p, shared);
+    put_groups(p, groups, share_of(groups.count, thread, num_threads));
+    barrier();
+    run_groups<FORMAT>(p, outs, groups, next);
 }
 
 }  // namespace
 
 void SL_NAME(multiply)(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
-    const FlushSubnormals flush;
-    const int num_steps = ceil_div(p.matrix.num_in, TILE_IN);
-    const size_t x_stride = size_t(num_steps) * TILE_IN;
-    float* x = static_cast<float*>(shared);
-    float* row_sums = x + p.num_rows * x_stride;
-    const Share rows = share_of(p.num_rows, thread, num_threads);
-    for (int row = rows.begin; row < rows.end; row++)
-        prepare_row(p, row, num_steps, x + row * x_stride, row_sums + size_t(row) * num_steps);
-    barrier();
-    const Inputs inputs{x, row_sums, num_steps};
-    uint16_t* wide = static_cast<uint16_t*>(scratch(2, size_t(num_steps) * 1024));
-    f32x16* scales = static_cast<f32x16*>(scratch(1, size_t(num_steps) * 128));
-    const Share outs = share_of(ceil_div(p.matrix.num_out, TILE_OUT), thread, num_threads);
-    for (int tile = outs.begin; tile < outs.end; tile++) {
-        const uint8_t* packed = p.matrix.tiles + tile * num_steps * tile_bytes(p.matrix.format);
-        Strip strip{reinterpret_cast<const uint16_t*>(packed), scales, scales + num_steps};
-        if (p.matrix.format != BF16) {
-            for (int k = 0; k < num_steps; k++, packed += tile_bytes(p.matrix.format)) {
-                widen_codes(p.matrix.format, packed, wide + size_t(k) * 512);
-                scales[k] = halves(packed);
-                if (p.matrix.format == Q4_1) scales[num_steps + k] = halves(packed + 32);
-            }
-            strip.tiles = wide;
-        }
-        int row = 0;
-        for (; row + MAX_ROWS <= p.num_rows; row += MAX_ROWS)
-            multiply_rows<MAX_ROWS>(p, row, tile, strip, inputs);
-        for (; row + 2 <= p.num_rows; row += 2) multiply_rows<2>(p, row, tile, strip, inputs);
-        for (; row < p.num_rows; row++) multiply_rows<1>(p, row, tile, strip, inputs);
+    switch (p.matrix.format) {
+        case Q8_0: return run<Q8_0>(p, thread, num_threads, shared, barrier);
+        case Q4_0: return run<Q4_0>(p, thread, num_threads, shared, barrier);
+        case Q4_1: return run<Q4_1>(p, thread, num_threads, shared, barrier);
+        default: return run<BF16>(p, thread, num_threads, shared, barrier);
     }
 }
+
+#if defined(__AVX512BF16__)
+bool adds_pairs_in_order() {
+    const FlushSubnormals flush;
+    uint32_t state = 1;
+    const auto number = [&] {  // of a size at which every rounding shows
+        state = state * 1664525u + 1013904223u;
+        return uint16_t((state >> 16 & 0x807f) | (120 + (state >> 8 & 15)) << 7);
+    };
+    for (int round = 0; round < 64; round++) {
+        uint32_t x[16], w[16];
+        float sums[16], expected[16];
+        for (int i = 0; i < 16; i++) {
+            const uint16_t x0 = number(), x1 = number(), w0 = number(), w1 = number();
+            x[i] = uint32_t(x0) << 16 | x1;
+            w[i] = uint32_t(w0) << 16 | w1;
+            sums[i] = widen(number());
+            expected[i] = __builtin_fmaf(widen(x1), widen(w1), __builtin_fmaf(widen(x0), widen(w0), sums[i]));
+        }
+        const __m512 got = _mm512_dpbf16_ps(_mm512_loadu_ps(sums), __m512bh(_mm512_loadu_si512(x)),
+                                            __m512bh(_mm512_loadu_si512(w)));
+        if (_mm512_cmpneq_epi32_mask(__m512i(got), __m512i(_mm512_loadu_ps(expected)))) return false;
+    }
+    return true;
+}
+#endif
 
 }  // namespace slipstream

@@ -2,8 +2,6 @@
 // step's inputs. Words at even places belong to the chain of even inputs and the others to that of odd
 // ones, and each chain meets its inputs in order (linear.hpp).
 #pragma once
-#include <immintrin.h>
-
 #include "linear_parts.hpp"
 
 namespace slipstream {
@@ -18,74 +16,90 @@ constexpr size_t part_bytes(int format) {
     return (format == WIDENED ? WIDE_TILE : tile_bytes(format) - header_bytes(format)) / PARTS;
 }
 
+#if defined(__AVX512F__)
 // The numbers that four bits stand for.
-SL_INLINE __m512 numbers_of(int format) {
-    return _mm512_add_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                         _mm512_set1_ps(format == Q4_0 ? -8.0f : 0.0f));
-}
-
-// Sixteen codes of Q8_0.
-SL_INLINE __m512 bytes_at(const uint8_t* codes) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)codes)));
-}
+SL_INLINE f32x16 numbers_of(int format) { return to_float(lane_numbers()) - (format == Q4_0 ? 8.0f : 0.0f); }
+#endif
 
 // A word is one input in float32.
 template <int FORMAT>
 struct Singles {
     using Word = float;
+    using Weights = f32x16;
     static constexpr int WORDS = 32, PART = WORDS / PARTS;  // of a step and of a part
+    static constexpr int READ = HAS_WIDE_REGISTERS ? PART : 1;  // at once: few registers hold one beside sums
     static constexpr size_t PART_BYTES = part_bytes(FORMAT);
 
-    __m512 numbers = numbers_of(FORMAT);
-
-    static SL_INLINE __m512 add(__m512 sum, __m512i weights, const float* x) {
-        return _mm512_fmadd_ps(__m512(weights), _mm512_set1_ps(*x), sum);
+    static SL_INLINE f32x16 add(const f32x16& sum, const f32x16& weights, const float* x) {
+        return fma(weights, splat(*x), sum);
     }
 
     // A row's inputs of a step, from bf16.
-    static SL_INLINE void put_row(__m512i inputs, float* words) {
-        const auto wide = [&](__m256i half) {
-            return __m512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-        };
-        _mm512_store_ps(words, wide(_mm512_castsi512_si256(inputs)));
-        _mm512_store_ps(words + 16, wide(_mm512_extracti64x4_epi64(inputs, 1)));
+    static SL_INLINE void put_row(const uint16_t* inputs, int count, float* words) {
+        uint16_t some[TILE_IN] = {};
+        if (count < TILE_IN) {
+            memcpy(some, inputs, sizeof(uint16_t) * count);
+            inputs = some;
+        }
+        store(words, load(inputs));
+        store(words + 16, load(inputs + 16));
     }
     static void put_ones(float* one) { *one = 1.0f; }
 
-    // Weights of a part's words; `codes`: where the part begins.
-    SL_INLINE void read(const uint8_t* codes, __m512i* weights) const {
-        if constexpr (FORMAT == Q8_0) {
+    // Weights of READ of a part's words, from `first` on; `codes`: where the part begins.
+    SL_INLINE void read(const uint8_t* codes, int first, f32x16* weights) const {
+#if defined(__AVX512F__)
+        if constexpr (FORMAT == Q4_0 || FORMAT == Q4_1) return read_four_bits(codes, weights);
+#endif
 #pragma GCC unroll 8
-            for (int i = 0; i < PART; i++) weights[i] = __m512i(bytes_at(codes + 16 * i));
-        } else if constexpr (FORMAT == Q4_0 || FORMAT == Q4_1) {
-            const auto number = [&](__m512i words) {
-                return __m512i(_mm512_permutexvar_ps(words, numbers));
-            };
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                // A load one byte on is a shift by eight bits; it may read three bytes too many.
-                const __m512i words = _mm512_loadu_si512(codes + i);
-                const int first = 4 * (i % 2) + i / 2;
-                weights[first] = number(words);
-                weights[first + 2] = number(_mm512_srli_epi32(words, 4));
-            }
-        } else {
-#pragma GCC unroll 4
-            for (int i = 0; i < PART / 2; i++) {
-                const __m512i pair = _mm512_loadu_si512(codes + 64 * i);
-                weights[2 * i] = _mm512_slli_epi32(pair, 16);
-                weights[2 * i + 1] = _mm512_and_si512(pair, _mm512_set1_epi32(int(0xffff0000u)));
-            }
-        }
+        for (int i = 0; i < READ; i++) weights[i] = read(codes, first + i);
     }
 
     // A part's weights in half the bytes, to be read as WIDENED.
-    static SL_INLINE void widen(const __m512i* weights, uint8_t* wide) {
+    SL_INLINE void widen(const uint8_t* codes, int first, const f32x16* weights, uint8_t* wide) const {
+        const auto keep = [&](int word, const f32x16& even, const f32x16& odd) {
+            store((uint32_t*)wide + 8 * word, bits_of(even) >> 16 | bits_of(odd));
+        };
+        if constexpr (READ == 1) {
+            if (first % 2 == 0) keep(first, weights[0], read(codes, first + 1));
+        } else {
 #pragma GCC unroll 4
-        for (int i = 0; i < PART / 2; i++)
-            _mm512_store_si512(wide + 64 * i, _mm512_or_si512(_mm512_srli_epi32(weights[2 * i], 16),
-                                                              weights[2 * i + 1]));
+            for (int i = 0; i < READ; i += 2) keep(i, weights[i], weights[i + 1]);
+        }
     }
+
+private:
+    // One word's.
+    static SL_INLINE f32x16 read(const uint8_t* codes, int word) {
+        // Hides that two words lie in the same bytes: these would be held in registers, which sums need.
+        if (!HAS_WIDE_REGISTERS) asm("" : "+r"(codes));
+        if constexpr (FORMAT == Q8_0) {
+            return load((const int8_t*)codes + 16 * word);
+        } else if constexpr (FORMAT == Q4_0 || FORMAT == Q4_1) {
+            const u32x16 words = load((const uint32_t*)codes);
+            const i32x16 code = cast<i32x16>(words >> (16 * (word % 2) + 4 * (word / 2)) & 15);
+            return to_float(FORMAT == Q4_0 ? code - 8 : code);
+        } else {
+            const u32x16 pair = load((const uint32_t*)codes + 16 * (word / 2));
+            return of_bits(word % 2 ? pair & 0xffff0000u : pair << 16);
+        }
+    }
+
+#if defined(__AVX512F__)
+    f32x16 numbers = numbers_of(FORMAT);
+
+    SL_INLINE void read_four_bits(const uint8_t* codes, f32x16* weights) const {
+        const auto number = [&](__m512i words) { return f32x16(_mm512_permutexvar_ps(words, numbers)); };
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            // A load one byte on is a shift by eight bits; it may read three bytes too many.
+            const __m512i words = _mm512_loadu_si512(codes + i);
+            const int first = 4 * (i % 2) + i / 2;
+            weights[first] = number(words);
+            weights[first + 2] = number(_mm512_srli_epi32(words, 4));
+        }
+    }
+#endif
 };
 
 #if defined(__AVX512BF16__)
@@ -93,17 +107,23 @@ struct Singles {
 template <int FORMAT>
 struct Pairs {
     using Word = uint32_t;
-    static constexpr int WORDS = 16, PART = WORDS / PARTS;
+    using Weights = __m512i;
+    static constexpr int WORDS = 16, PART = WORDS / PARTS, READ = PART;
     static constexpr size_t PART_BYTES = part_bytes(FORMAT);
 
-    // Twice, because a lookup takes five bits: a code and one more.
-    __m512i numbers = __m512i(_mm512_cvtne2ps_pbh(numbers_of(FORMAT), numbers_of(FORMAT)));
+    // Sixteen codes of Q8_0.
+    static SL_INLINE __m512i bytes_at(const uint8_t* codes) { return __m512i(load((const int8_t*)codes)); }
 
-    static SL_INLINE __m512 add(__m512 sum, __m512i weights, const uint32_t* x) {
-        return _mm512_dpbf16_ps(sum, __m512bh(weights), __m512bh(_mm512_set1_epi32(int(*x))));
+    // Twice, because a lookup takes five bits: a code and one more.
+    __m512i numbers = __m512i(_mm512_cvtne2ps_pbh(__m512(numbers_of(FORMAT)), __m512(numbers_of(FORMAT))));
+
+    static SL_INLINE f32x16 add(f32x16 sum, __m512i weights, const uint32_t* x) {
+        return f32x16(_mm512_dpbf16_ps(__m512(sum), __m512bh(weights), __m512bh(_mm512_set1_epi32(int(*x)))));
     }
 
-    static SL_INLINE void put_row(__m512i inputs, uint32_t* words) {
+    static SL_INLINE void put_row(const uint16_t* x, int count, uint32_t* words) {
+        const __mmask32 mask = count >= TILE_IN ? ~__mmask32(0) : (__mmask32(1) << count) - 1;
+        const __m512i inputs = _mm512_maskz_loadu_epi16(mask, x);
         // Of four inputs: the third and the first, then the fourth and the second.
         const __m512i order = _mm512_setr_epi32(
             0x000002, 0x010003, 0x040006, 0x050007, 0x08000a, 0x09000b, 0x0c000e, 0x0d000f, 0x100012,
@@ -112,7 +132,7 @@ struct Pairs {
     }
     static void put_ones(uint32_t* one) { *one = 0x3f803f80; }
 
-    SL_INLINE void read(const uint8_t* codes, __m512i* weights) const {
+    SL_INLINE void read(const uint8_t* codes, int, __m512i* weights) const {
         // Of four inputs' numbers, two of them in each word.
         const auto pair_up = [&](__m512i first, __m512i second, __m512i* to) {
             constexpr __mmask32 LOWER = 0x55555555;
@@ -125,8 +145,8 @@ struct Pairs {
 #pragma GCC unroll 2
                 for (int odd = 0; odd < 2; odd++)  // a code has at most eight significant bits
                     weights[i + odd] = _mm512_or_si512(
-                        __m512i(bytes_at(codes + 16 * odd)),
-                        _mm512_srli_epi32(__m512i(bytes_at(codes + 32 + 16 * odd)), 16));
+                        bytes_at(codes + 16 * odd),
+                        _mm512_srli_epi32(bytes_at(codes + 32 + 16 * odd), 16));
         } else if constexpr (FORMAT == Q4_0 || FORMAT == Q4_1) {
             const __m512i words = _mm512_loadu_si512(codes);
             const __m512i chains[2] = {
@@ -146,7 +166,7 @@ struct Pairs {
         }
     }
 
-    static SL_INLINE void widen(const __m512i* weights, uint8_t* wide) {
+    static SL_INLINE void widen(const uint8_t*, int, const __m512i* weights, uint8_t* wide) {
 #pragma GCC unroll 4
         for (int i = 0; i < PART; i++) _mm512_store_si512(wide + 64 * i, weights[i]);
     }

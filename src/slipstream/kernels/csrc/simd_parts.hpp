@@ -111,7 +111,8 @@ SL_INLINE To cast(const From& a) {
 // The same numbers in another type.
 template <typename To, typename From>
 SL_INLINE To convert(const From& a) {
-    return To::of([&](int i) SL_INLINED_LAMBDA { return __builtin_convertvector(a.part[i], typename To::Part); });
+    return To::of(
+        [&](int i) SL_INLINED_LAMBDA { return __builtin_convertvector(a.part[i], typename To::Part); });
 }
 
 SL_INLINE f32x16 splat(float a) { return a; }
