@@ -16,7 +16,7 @@ from slipstream.models.hparams import Hparams
 CONTEXT_LEN = 128
 NUM_ROUNDS = 3
 NUM_WIDE_ROUNDS = 2
-WIDE_ROWS = 64
+WIDE_ROWS = 16
 NUM_IN_A_ROW = 2  # of one size: the pass after one of another size runs colder than steps do
 FLOAT32_BYTES = 4
 

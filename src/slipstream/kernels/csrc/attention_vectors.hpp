@@ -113,8 +113,7 @@ SL_INLINE void score_chains(const Keys* keys, size_t at, const uint8_t* queries,
     }
 }
 
-// scores[COUNT lanes][32 keys] of a block. No inline code: what it adds must stay between the changes of
-// the rounding mode.
+// scores[COUNT lanes][32 keys] of a block. Not inline: what it adds must stay where subnormals are flushed.
 template <int COUNT>
 __attribute__((noinline)) void score_lanes(const Keys* keys, const uint8_t* queries, int dim, float* scores) {
     const size_t stride = size_t(4) * dim;
