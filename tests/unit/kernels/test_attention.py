@@ -171,7 +171,8 @@ def test_branches_do_not_see_each_other(library: KernelLibrary) -> None:
 
 # In the order of AMX tiles what a row does not see has weight 0, which takes finite numbers to 0.
 @pytest.mark.parametrize(
-    ("dtype", "number"), [(torch.float32, torch.nan), (torch.bfloat16, 3e38), (torch.bfloat16, -3e38)]
+    ("dtype", "number"),
+    [(torch.float32, torch.nan), (torch.bfloat16, 3e38), (torch.bfloat16, -3e38)],
 )
 def test_a_key_that_a_row_does_not_see_cannot_harm_it(
     library: KernelLibrary, dtype: torch.dtype, number: float

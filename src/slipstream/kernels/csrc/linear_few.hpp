@@ -108,7 +108,7 @@ SL_INLINE void multiply_tiles(const Dots& dots, const Strips& strips, const FewR
 }
 
 // Passes over the same strips share what is to be brought near: pass `at` of `count` brings every count-th
-// step's part.
+// line, and so does it evenly.
 struct Turn {
     int at = 0, count = 1;
 };
@@ -120,8 +120,10 @@ SL_INLINE void multiply_strips(const Product& p, int tile, int first_row, const 
     const Dots dots;
     f32x16 sums[NUM * ROWS];
     for (f32x16& sum : sums) sum = f32x16{};
-    for (int k = 0, wait = turn.at; k < rows.num_steps; k++, wait = wait ? wait - 1 : turn.count - 1) {
-        if (SOURCE != ALONE && !wait) ahead.fetch_tile<NUM>(tile_bytes(FORMAT));
+    constexpr int LINES = (tile_bytes(FORMAT) + LINE - 1) / LINE;
+    for (int k = 0, due = turn.at; k < rows.num_steps; k++) {
+        if (SOURCE != ALONE)
+            for (due += LINES; due >= turn.count; due -= turn.count) ahead.fetch<NUM>(LINE);
         multiply_tiles<Dots, FORMAT, NUM, ROWS, SOURCE>(dots, strips, rows, k, ahead, sums);
     }
     for (int s = 0; s < NUM; s++)

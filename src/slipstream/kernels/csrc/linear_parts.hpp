@@ -45,12 +45,6 @@ public:
         left_ -= step;
     }
 
-    // Likewise, of any size.
-    template <int NUM>
-    SL_INLINE void fetch_tile(size_t bytes) {
-        for (size_t i = 0; i < bytes; i += LINE) fetch<NUM>(bytes - i < LINE ? bytes - i : LINE);
-    }
-
 private:
     const uint8_t* at_;
     size_t left_, second_, third_;  // bytes of a strip; from the first strip to others
