@@ -59,8 +59,8 @@ class NativeAttention:
     def __init__(self, shape: AttentionShape, library: KernelLibrary) -> None:
         assert fits(shape)
         # In the order of AMX tiles, weights of the mix are bfloat16, so the results are others.
-        has_order = library.isa_name in ("amx", "avx512_bf16") and shape.head_dim % 32 == 0
-        self.name = "native-amx" if has_order else "native-vector"
+        isa = library.attention_isa_name(struct_of(shape, torch.bfloat16))
+        self.name = "native-amx" if isa in ("amx", "avx512_bf16") else "native-vector"
         self.shape = shape
         self._library = library
 

@@ -73,16 +73,16 @@ def test_threads_change_no_bit(library: KernelLibrary, name: str, num_threads: i
         assert torch.equal(multiply(matrix, x[:count]), expected[:count])
 
 
+@pytest.mark.parametrize("isa", ["amx", "avx512_bf16", "avx512", "portable"])
 @given(
     name=st.sampled_from(_FORMATS),
     num_rows=st.integers(1, 70),
     num_steps=st.integers(1, 9),
     num_out=st.integers(1, 40),
-    isa=st.sampled_from(["amx", "avx512", "portable"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_shapes_at_random_give_the_bits_of_the_twin(
-    name: str, num_rows: int, num_steps: int, num_out: int, isa: str
+    isa: str, name: str, num_rows: int, num_steps: int, num_out: int
 ) -> None:
     library = native_kernels(isa)
     stored, x = random_blocks(name, num_out, 32 * num_steps), random_rows(num_rows, 32 * num_steps)

@@ -1,4 +1,4 @@
-// One unit of attention in halves, and the parts that need no products: see attention_halves.cpp.
+// One unit of attention in bf16, and the parts that need no products: see attention_bf16.cpp.
 #pragma once
 #include "attention_softmax.hpp"
 

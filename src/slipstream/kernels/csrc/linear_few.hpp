@@ -143,8 +143,6 @@ void put_rows(const Product& p, int first, int num_rows, typename Dots::Word* wo
 #if defined(__AVX512F__)
 template <typename Dots>
 void sum_words(const typename Dots::Word* words, int count, float* sums) {
-    typename Dots::Word one;
-    Dots::put_ones(&one);
     for (int i = 0; i < count; i += 16) {
         const int some = count - i < 16 ? count - i : 16;
         f32x16 links[2] = {};
@@ -155,7 +153,7 @@ void sum_words(const typename Dots::Word* words, int count, float* sums) {
                                 : _mm512_setzero_si512();
             transpose(w);
             for (int j = 0; j < 16; j++)
-                links[j % 2] = Dots::add(links[j % 2], typename Dots::Weights(w[j]), &one);
+                links[j % 2] = Dots::add(links[j % 2], typename Dots::Weights(w[j]), &Dots::ONE);
         }
         _mm512_mask_storeu_ps(sums + i, __mmask16((1u << some) - 1), __m512(links[0] + links[1]));
     }

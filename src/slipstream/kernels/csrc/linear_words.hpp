@@ -44,7 +44,7 @@ struct Singles {
         store(words, load(inputs));
         store(words + 16, load(inputs + 16));
     }
-    static void put_ones(float* one) { *one = 1.0f; }
+    static constexpr float ONE = 1.0f;
 
     // Weights of READ of a part's words, from `first` on; `codes`: where the part begins.
     SL_INLINE void read(const uint8_t* codes, int first, f32x16* weights) const {
@@ -130,7 +130,7 @@ struct Pairs {
             0x110013, 0x140016, 0x150017, 0x18001a, 0x19001b, 0x1c001e, 0x1d001f);
         _mm512_store_si512(words, _mm512_permutexvar_epi16(order, inputs));
     }
-    static void put_ones(uint32_t* one) { *one = 0x3f803f80; }
+    static constexpr uint32_t ONE = 0x3f803f80;
 
     SL_INLINE void read(const uint8_t* codes, int, __m512i* weights) const {
         // Of four inputs' numbers, two of them in each word.

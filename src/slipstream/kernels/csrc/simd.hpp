@@ -17,6 +17,22 @@
 
 #define SL_INLINE inline __attribute__((always_inline))
 
+namespace slipstream {
+namespace {
+
+// Of two numbers or vectors.
+struct Plus {
+    template <typename V>
+    static SL_INLINE V of(V a, V b) { return a + b; }
+};
+struct Greater {  // the second one where one is NaN
+    template <typename V>
+    static SL_INLINE V of(V a, V b) { return a > b ? a : b; }
+};
+
+}  // namespace
+}  // namespace slipstream
+
 #if defined(__AVX512F__)
 #include "simd_whole.hpp"
 #else
@@ -30,6 +46,9 @@ SL_INLINE u32x16 bits_of(const f32x16& a) { return cast<u32x16>(a); }
 SL_INLINE f32x16 of_bits(const u32x16& a) { return cast<f32x16>(a); }
 SL_INLINE f32x16 to_float(const i32x16& a) { return convert<f32x16>(a); }
 SL_INLINE f32x16 to_float(const u32x16& a) { return convert<f32x16>(a); }
+
+SL_INLINE float sum(const f32x16& a) { return reduce<Plus>(a); }
+SL_INLINE float max(const f32x16& a) { return reduce<Greater>(a); }
 
 // 0 to 15.
 SL_INLINE i32x16 lane_numbers() {

@@ -220,17 +220,8 @@ SL_INLINE void store_as(T* p, const V& v) {
     for (int i = 0; i < V::PARTS; i++) memcpy(p + i * V::WIDTH, &v.part[i], sizeof v.part[i]);
 }
 
-// The lanes of one register: halves and quarters are added, in the order of simd_whole.hpp's `sum`.
+// The lanes of one register: halves and quarters are added, in the order of simd_whole.hpp's `reduce`.
 typedef f32x16::Part Folded;
-
-struct Plus {
-    template <typename V>
-    static SL_INLINE V of(V a, V b) { return a + b; }
-};
-struct Greater {  // the second one where one is NaN
-    template <typename V>
-    static SL_INLINE V of(V a, V b) { return a > b ? a : b; }
-};
 
 template <typename Op>
 SL_INLINE Folded fold_by(const f32x16& a) {
@@ -254,8 +245,6 @@ SL_INLINE float reduce(const f32x16& a) {
     const auto pairs = Op::of(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
     return Op::of(pairs[0], pairs[1]);
 }
-SL_INLINE float sum(const f32x16& a) { return reduce<Plus>(a); }
-SL_INLINE float max(const f32x16& a) { return reduce<Greater>(a); }
 
 // Sums of as many vectors as a register has lanes.
 SL_INLINE Folded sums_of_part(const Folded* p) {

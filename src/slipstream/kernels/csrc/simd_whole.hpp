@@ -72,19 +72,13 @@ SL_INLINE f32x16 permute(f32x16 a) {
     return __builtin_shufflevector(a, a, I...);
 }
 
-// Sum of the lanes: halves, quarters, pairs. simd_parts.hpp adds in this order.
-SL_INLINE float sum(f32x16 a) {
-    a = a + permute<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(a);
-    a = a + permute<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(a);
-    a = a + permute<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(a);
-    return a[0] + a[1];
-}
-
-SL_INLINE float max(f32x16 a) {
-    a = max(a, permute<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(a));
-    a = max(a, permute<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(a));
-    a = max(a, permute<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(a));
-    return a[0] > a[1] ? a[0] : a[1];
+// All lanes by halves, quarters, pairs. simd_parts.hpp has this order.
+template <typename Op>
+SL_INLINE float reduce(f32x16 a) {
+    a = Op::of(a, permute<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(a));
+    a = Op::of(a, permute<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(a));
+    a = Op::of(a, permute<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(a));
+    return Op::of(a[0], a[1]);
 }
 
 // What is left of a vector to be added up by `sums_of`.
