@@ -75,16 +75,19 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
         if (IS_STREAMED) reader.bring(1);
     };
     const int stored = job.stored(blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK);
+    find_rows(job, blocks);
     Keys keys[16 * SECTION_KEYS];
     // Every second thread goes from the last head to the first: neighbours then share the adding up.
     const int count = ceil_div(range.end - range.begin, job.bundle), is_back = unit.thread % 2;
     for (int i = 0; i < count; i++) {
         const int h = range.begin + (is_back ? count - 1 - i : i) * job.bundle;
         const int head = unit.first_head + h, heads = job.heads_of(unit, h);
+        const bool is_arranged = !reads_rows(job);
         const auto fetch = [&](int next, int b) {
-            fetch_values<HAS_CODES>(job, b * KEY_BLOCK, head + next, job.values_at(next, b), pace);
+            if (is_arranged)
+                fetch_values<HAS_CODES>(job, b * KEY_BLOCK, head + next, job.values_at(next, b), pace);
         };
-        find_keys<HAS_CODES>(job, head, heads, blocks, keys, pace);
+        if (is_arranged) find_keys<HAS_CODES>(job, head, heads, blocks, keys, pace);
         if constexpr (HAS_CODES) fetch_scales(job, blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK, head);
         const Target target = target_of(h);
         for (int t = 0; t < job.lane_tiles; t++) {
@@ -94,7 +97,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
                 for (int b = blocks.begin; b < blocks.end; b++) fetch(0, b);
             const bool is_far = IS_STREAMED && t == 0 && heads == 1;
             if (!target.sums) fetch_to_write(target.mixes + t * target.step, job.mix_size());
-            score_section<IS_STREAMED>(job, unit, h, t, mine, keys, is_far, pace);
+            score_section<HAS_CODES, IS_STREAMED>(job, unit, h, t, mine, keys, is_far, pace);
             if (IS_STREAMED && t == 0) {
                 reader.read(stored, heads);
                 // Early, because tiles that were written just before are slow to read.
@@ -104,10 +107,13 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             if (mine.begin >= mine.end) memset(mixed.values, 0, sizeof(float) * 16 * job.dim);
             for (int next = 0; next < heads && mine.begin < mine.end; next++) {
                 const int shift = job.shift_of(next);
-                mix(job.weights_at(mine.begin) + 64 * shift, job.values_at(next, mine.begin),
-                    mine.end - mine.begin, job.lanes_of(t), job.dim, mixed.values + shift * job.dim, [&](int b) {
+                mix<HAS_CODES>(
+                    job, mine, head + next, t, job.weights_at(mine.begin) + 64 * shift,
+                    job.values_at(next, mine.begin), mixed.values + shift * job.dim,
+                    [&](int b) {
                         if (next + 1 < heads) fetch(next + 1, mine.begin + b);
-                    });
+                    },
+                    pace);
             }
             if (IS_STREAMED && t == 0) reader.read(stored, heads);
             if (target.sums)
@@ -172,6 +178,7 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
     const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const bool has_codes = shape.kv_format == KV_INT8;
     const int64_t head_bytes = has_codes ? dim : 2 * dim;
+    const int64_t slot_bytes = head_bytes / int64_t(dim) * slot_stride(shape);
     size_t heads = 1, tiles = ceil_div(MAX_TILE_ROWS * int(group), 16);
     for (int i = 0; i < units.num_units; i++)
         heads = size_t(units.units[i].num_heads) > heads ? units.units[i].num_heads : heads;
@@ -185,7 +192,10 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
                             tiles * 64,
                             tiles * 64,
                             4 * SECTION,
-                            8 * SECTION};
+                            8 * SECTION,
+                            sizeof(uint8_t*) * SECTION,
+                            sizeof(uint8_t*) * SECTION,
+                            size_t(ceil_div(slot_bytes, 64)) * 64};
     constexpr int NUM_PARTS = sizeof(sizes) / sizeof(sizes[0]);
     size_t bytes = 0;
     for (size_t size : sizes) bytes += size;
@@ -211,7 +221,10 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
     job.value_scales = floats(10);
     job.has_codes = has_codes;
     job.head_bytes = head_bytes;
-    job.slot_bytes = head_bytes / int64_t(dim) * slot_stride(shape);
+    job.slot_bytes = slot_bytes;
+    job.key_rows = reinterpret_cast<const uint8_t**>(at[11]);
+    job.value_rows = reinterpret_cast<const uint8_t**>(at[12]);
+    job.zeros = static_cast<uint8_t*>(memset(at[13], 0, sizes[13]));
     Reader reader(a, Taker(units, counters, thread), head_bytes, job.slot_bytes);
     const Products products;
     while (const Unit* unit = reader.take()) {

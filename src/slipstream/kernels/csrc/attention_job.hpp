@@ -45,6 +45,9 @@ struct Job {
     const int64_t* rows;
     const int64_t* positions;
     const int64_t* slots;
+    const uint8_t** key_rows;    // [SECTION] where positions' keys lie; past the newest one its own
+    const uint8_t** value_rows;  // likewise; past the newest one zeros
+    uint8_t* zeros;              // of a slot's values
     int dim, group, newest;
     Seen seen;
     int lanes, lane_tiles;  // of a key head
@@ -64,10 +67,9 @@ struct Job {
     bool has_codes;
     int64_t head_bytes, slot_bytes;
 
-    // A slot's key or value of a head.
-    const uint8_t* row(const void* stored, int64_t slot, int head) const {
-        return static_cast<const uint8_t*>(stored) + slot * slot_bytes + head * head_bytes;
-    }
+    // Of 16 or 32 positions from `start` on; a head's come `head * head_bytes` later.
+    const uint8_t* const* keys_from(int start) const { return key_rows + start % SECTION; }
+    const uint8_t* const* values_from(int start) const { return value_rows + start % SECTION; }
     // Of a unit's key heads from h on, those that share its tile.
     int heads_of(const Unit& unit, int h) const {
         return h + bundle < unit.num_heads ? bundle : unit.num_heads - h;
@@ -135,21 +137,28 @@ struct Pair {
     int low, high;
 };
 
-// Interleave a block's values by pairs of keys. Past the newest position come zeros.
+// Where keys and values of a section's blocks lie.
+void find_rows(const Job& job, Blocks blocks) {
+    const auto* keys = static_cast<const uint8_t*>(job.a.keys);
+    const auto* values = static_cast<const uint8_t*>(job.a.values);
+    for (int i = blocks.begin * KEY_BLOCK; i < blocks.end * KEY_BLOCK; i++) {
+        const int64_t at = job.slots[i <= job.newest ? i : job.newest] * job.slot_bytes;
+        job.key_rows[i % SECTION] = keys + at;
+        job.value_rows[i % SECTION] = i <= job.newest ? values + at : job.zeros;
+    }
+}
+
+// Interleave a block's values by pairs of keys.
 template <bool HAS_CODES, typename Pace>
 SL_INLINE void interleave_values(const Job& job, int start, int head, uint8_t* to, Pair (*pair_of)(int),
                                  const Pace& pace) {
-    const int64_t* slots = job.slots + start;
-    const int count = job.newest + 1 - start;
+    const uint8_t* const* rows = job.values_from(start);
+    const int64_t offset = head * job.head_bytes;
     for (int i = 0; i < KEY_BLOCK / 2; i++, to += 64) {
         if (i % 2 == 0) pace();
-        const Pair pair = pair_of(i);
-        const uint8_t* low = job.row(job.a.values, pair.low < count ? slots[pair.low] : 0, head);
-        const uint8_t* high = job.row(job.a.values, pair.high < count ? slots[pair.high] : 0, head);
+        const uint8_t *low = rows[pair_of(i).low] + offset, *high = rows[pair_of(i).high] + offset;
         for (int d = 0; d < job.dim; d += 32) {
-            const __m512i zero = _mm512_setzero_si512();
-            const __m512i x = pair.low < count ? load_row<HAS_CODES>(low, d) : zero;
-            const __m512i y = pair.high < count ? load_row<HAS_CODES>(high, d) : zero;
+            const __m512i x = load_row<HAS_CODES>(low, d), y = load_row<HAS_CODES>(high, d);
             uint8_t* tiles = to + size_t(d / LANES) * TILE;
             _mm512_store_si512(tiles, _mm512_unpacklo_epi16(x, y));
             _mm512_store_si512(tiles + TILE, _mm512_unpackhi_epi16(x, y));

@@ -40,21 +40,20 @@ struct Keys {
 };
 constexpr int SECTION_KEYS = SECTION / 16;  // of a section and a head
 
-// Keys of positions [start, start + 16) of a head; copied where slots do not follow each other.
+// Keys of positions [start, start + 16) of a head; copied where slots do not follow each other. Past the newest
+// position it comes again: no lane sees that.
 template <bool HAS_CODES, typename Pace>
 Keys keys_of(const Job& job, int start, int head, uint8_t* copy, const Pace& pace) {
-    const int64_t* slots = job.slots + start;
-    const int count = job.newest + 1 - start < 16 ? job.newest + 1 - start : 16;
-    bool is_run = count == 16 && !HAS_CODES;
-    for (int j = 1; is_run && j < 16; j++) is_run = slots[j] == slots[0] + j;
+    const uint8_t* const* rows = job.keys_from(start);
+    const int64_t offset = head * job.head_bytes;
+    bool is_run = start + 16 <= job.newest + 1 && !HAS_CODES;
+    for (int j = 1; is_run && j < 16; j++) is_run = rows[j] == rows[0] + j * job.slot_bytes;
     const size_t width = size_t(job.dim) * 2;
-    if (is_run) return {job.row(job.a.keys, slots[0], head), size_t(job.slot_bytes)};
+    if (is_run) return {rows[0] + offset, size_t(job.slot_bytes)};
     for (int j = 0; j < 16; j++) {
         if (j % 2) pace();
         for (int d = 0; d < job.dim; d += 32)
-            _mm512_storeu_si512(copy + j * width + 2 * d,
-                                j < count ? load_row<HAS_CODES>(job.row(job.a.keys, slots[j], head), d)
-                                          : _mm512_setzero_si512());
+            _mm512_storeu_si512(copy + j * width + 2 * d, load_row<HAS_CODES>(rows[j] + offset, d));
     }
     return {copy, width};
 }
@@ -119,7 +118,7 @@ SL_INLINE void score(const Job& job, const Keys* keys, int num_heads, const uint
 
 // Scores of lane tile t for heads h and following of a unit. `is_far`: keys are in no first-level cache.
 // Two blocks at once are quicker for few tiles, and slower for many, whose keys are near.
-template <bool IS_STREAMED, typename Pace>
+template <bool, bool IS_STREAMED, typename Pace>
 void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks, const Keys* keys,
                    bool is_far, const Pace& pace) {
     const int heads = job.heads_of(unit, h);
@@ -135,11 +134,15 @@ void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks
     }
 }
 
-// Mix `count` blocks of values for 16 lanes, or as many as there are. `next(b)` is called once for each,
-// in between.
-template <typename Next>
-SL_INLINE void mix(uint8_t* weights, const uint8_t* values, int count, int, int dim, float* mixed,
-                   const Next& next) {
+// Tiles are loaded from keys and values as they were arranged.
+SL_INLINE bool reads_rows(const Job&) { return false; }
+
+// Mix a section's blocks of values, arranged at `values`, for 16 lanes or as many as there are. `next(b)` is
+// called once for each, in between.
+template <bool, typename Next, typename Pace>
+SL_INLINE void mix(const Job& job, Blocks blocks, int, int, uint8_t* weights, const uint8_t* values, float* mixed,
+                   const Next& next, const Pace&) {
+    const int count = blocks.end - blocks.begin, dim = job.dim;
     const size_t block = size_t(dim) * 64;
     const int stride = 4 * dim;
     for (int d = 0; d < dim; d += 64) {

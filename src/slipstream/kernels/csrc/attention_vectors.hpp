@@ -1,34 +1,9 @@
-// The products of attention_bf16.cpp in vectors, with the bits of those on AMX tiles. VDPBF16PS adds two
-// products to a sum, that of the upper halves first, each with one rounding. So two chains of it over 32
-// numbers x, with x0 above x2, x4 above x6 and so on, and with x1 above x3 and so on, are the even and the
-// odd products in order as TDPBF16PS adds them: see docs/decisions/0005-one-order-of-addition.md.
+// Attention in bf16 by VDPBF16PS, for sections of any number of lanes: see attention_pairs.hpp.
 #pragma once
-#include <type_traits>
-
-#include "attention_job.hpp"
+#include "attention_few.hpp"
 
 namespace slipstream {
 namespace {
-
-constexpr int CHAIN = 8;  // pairs of even numbers; as many of odd ones follow
-
-constexpr Pair pair_of(int i) {
-    return {i % CHAIN * 4 + i / CHAIN + 2, i % CHAIN * 4 + i / CHAIN};
-}
-
-// 32 numbers in bf16, in pairs.
-SL_INLINE __m512i paired(__m512i numbers) {
-    alignas(64) static constexpr struct Order {
-        uint16_t at[32];
-        constexpr Order() : at() {
-            for (int i = 0; i < 16; i++) {
-                at[2 * i] = uint16_t(pair_of(i).low);
-                at[2 * i + 1] = uint16_t(pair_of(i).high);
-            }
-        }
-    } order;
-    return _mm512_permutexvar_epi16(_mm512_load_si512(order.at), numbers);
-}
 
 // Queries of a key head, scaled, from lane `shift` of a tile on: [lanes][dim / 32][high, low][16 pairs].
 template <typename Pace>
@@ -48,27 +23,24 @@ void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed, const
     }
 }
 
+// Whether a section's keys and values are used where they lie.
+SL_INLINE bool reads_rows(const Job& job) { return job.lanes <= FEW_LANES; }
+
 // 16 keys: [dim / 32][16 pairs][16 keys][2].
 struct Keys {
     const uint8_t* at;
 };
 constexpr int SECTION_KEYS = SECTION / 16;  // of a section and a head
 
-// Keys of positions [start, start + 16) of a head, brought to `packed`. Past the newest position it comes
-// again: no lane sees that.
+// Keys of positions [start, start + 16) of a head, brought to `packed`.
 template <bool HAS_CODES, typename Pace>
 Keys keys_of(const Job& job, int start, int head, uint8_t* packed, const Pace& pace) {
-    const uint8_t* rows[16];
-    for (int j = 0; j < 16; j++) {
-        const int position = start + j <= job.newest ? start + j : job.newest;
-        rows[j] = job.row(job.a.keys, job.slots[position], head);
-        if (j % 4 == 3) pace();
-    }
+    const uint8_t* const* rows = job.keys_from(start);
+    const int64_t offset = head * job.head_bytes;
     for (int d = 0; d < job.dim; d += 32) {
         __m512i r[16];
-#pragma GCC unroll 16
-        for (int j = 0; j < 16; j++) r[j] = paired(load_row<HAS_CODES>(rows[j], d));
-        transpose(r);
+        arrange_keys<HAS_CODES>(rows, offset, d, r);
+        for (int i = 0; i < 2; i++) pace();
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) _mm512_store_si512(packed + size_t(d) * 32 + 64 * j, r[j]);
     }
@@ -78,16 +50,6 @@ Keys keys_of(const Job& job, int start, int head, uint8_t* packed, const Pace& p
 template <bool HAS_CODES, typename Pace>
 SL_INLINE void fetch_values(const Job& job, int start, int head, uint8_t* to, const Pace& pace) {
     interleave_values<HAS_CODES>(job, start, head, to, pair_of, pace);
-}
-
-SL_INLINE __m512i splat_pair(const uint8_t* at) {
-    int32_t pair;
-    memcpy(&pair, at, 4);
-    return _mm512_set1_epi32(pair);
-}
-
-SL_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
 // One chain for each of COUNT lanes, the high and low part of their queries, and two times 16 keys.
@@ -139,18 +101,8 @@ __attribute__((noinline)) void score_lanes(const Keys* keys, const uint8_t* quer
     }
 }
 
-// Calls run(number of lanes as a type, first lane) until all `lanes` had their turn.
-template <typename Run>
-SL_INLINE void for_lanes(int lanes, const Run& run) {
-    int lane = 0;
-    for (; lane + 4 <= lanes; lane += 4) run(std::integral_constant<int, 4>(), lane);
-    if (lanes - lane == 3) run(std::integral_constant<int, 3>(), lane);
-    if (lanes - lane == 2) run(std::integral_constant<int, 2>(), lane);
-    if (lanes - lane == 1) run(std::integral_constant<int, 1>(), lane);
-}
-
 // Scores of lane tile t for heads h and following of a unit; 0 for lanes that only fill it.
-template <bool IS_STREAMED, typename Pace>
+template <bool HAS_CODES, bool IS_STREAMED, typename Pace>
 void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks, const Keys* keys, bool,
                    const Pace& pace) {
     const FlushSubnormals flush;
@@ -160,12 +112,17 @@ void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks
     for (int b = blocks.begin; b < blocks.end; b++) {
         for (int next = 0; next < heads; next++) {
             const int shift = job.shift_of(next);
-            const Keys* of_block = keys + next * SECTION_KEYS + b % SECTION_BLOCKS * 2;
             const uint8_t* queries = job.queries_at(h + next, t) + size_t(shift) * 4 * job.dim;
+            const int64_t offset = (unit.first_head + h + next) * job.head_bytes;
             pace();
             for_lanes(lanes, [&](auto count, int lane) {
-                score_lanes<count()>(of_block, queries + size_t(lane) * 4 * job.dim, job.dim,
-                                     scores + (shift + lane) * KEY_BLOCK);
+                const uint8_t* of_lanes = queries + size_t(lane) * 4 * job.dim;
+                float* to = scores + (shift + lane) * KEY_BLOCK;
+                const Keys* arranged = keys + next * SECTION_KEYS + b % SECTION_BLOCKS * 2;
+                if (!reads_rows(job)) return score_lanes<count()>(arranged, of_lanes, job.dim, to);
+                for (int half = 0; half < 2; half++)
+                    score_rows<count(), HAS_CODES>(job.keys_from(b * KEY_BLOCK + 16 * half), offset, of_lanes,
+                                                   job.dim, to + 16 * half, pace);
             });
         }
         for (int half = 0; half < 2; half++) {
@@ -230,10 +187,12 @@ __attribute__((noinline)) void mix_lanes(const uint8_t* weights, const uint8_t* 
             _mm512_store_ps(mixed + lane * dim + 16 * part, sums[lane][part]);
 }
 
-// Mix `count` blocks of values for as many lanes as there are. `next(b)` is called once for each block.
-template <typename Next>
-SL_INLINE void mix(uint8_t* weights, const uint8_t* values, int count, int lanes, int dim, float* mixed,
-                   const Next& next) {
+// Mix a section's blocks of values of a head, also arranged at `values`, for its lanes in tile t. `next(b)` is
+// called once for each block.
+template <bool HAS_CODES, typename Next, typename Pace>
+SL_INLINE void mix(const Job& job, Blocks blocks, int head, int t, uint8_t* weights, const uint8_t* values,
+                   float* mixed, const Next& next, const Pace& pace) {
+    const int count = blocks.end - blocks.begin, lanes = job.lanes_of(t);
     for (int b = 0; b < count; b++) {
         next(b);
         for (int lane = 0; lane < lanes; lane++) {
@@ -242,15 +201,20 @@ SL_INLINE void mix(uint8_t* weights, const uint8_t* values, int count, int lanes
         }
     }
     const FlushSubnormals flush;
-    for_lanes(lanes, [&](auto lanes_at_once, int lane) {
-        constexpr int COUNT = lanes_at_once();
+    const auto mix_dims = [&](auto lanes_at_once, auto parts, int lane, int d) {
+        constexpr int COUNT = lanes_at_once(), PARTS = parts();
+        const uint8_t* of_lanes = weights + 64 * lane;
+        float* to = mixed + lane * job.dim + d;
+        if (reads_rows(job))
+            mix_rows<COUNT, PARTS, HAS_CODES>(of_lanes, job.values_from(blocks.begin * KEY_BLOCK),
+                                              head * job.head_bytes, count, d, job.dim, to, pace);
+        else
+            mix_lanes<COUNT, PARTS>(of_lanes, values + size_t(d / LANES) * TILE, count, job.dim, to);
+    };
+    for_lanes(lanes, [&](auto count, int lane) {
         int d = 0;
-        for (; d + 64 <= dim; d += 64)
-            mix_lanes<COUNT, 4>(weights + 64 * lane, values + size_t(d / LANES) * TILE, count, dim,
-                                mixed + lane * dim + d);
-        if (d < dim)
-            mix_lanes<COUNT, 2>(weights + 64 * lane, values + size_t(d / LANES) * TILE, count, dim,
-                                mixed + lane * dim + d);
+        for (; d + 64 <= job.dim; d += 64) mix_dims(count, std::integral_constant<int, 4>(), lane, d);
+        if (d < job.dim) mix_dims(count, std::integral_constant<int, 2>(), lane, d);
     });
 }
 
