@@ -71,10 +71,7 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
                     const TargetOf& target_of, const Done& done) {
     const Blocks blocks = blocks_of(job.seen, unit.first_section + section);
     const Range range = unit.heads_of(section);
-    const auto pace = [&] {
-        if (IS_STREAMED) reader.bring(1);
-    };
-    const int stored = job.stored(blocks.begin * KEY_BLOCK, blocks.end * KEY_BLOCK);
+    const Pace<IS_STREAMED> pace{reader};
     find_rows(job, blocks);
     Keys keys[16 * SECTION_KEYS];
     // Every second thread goes from the last head to the first: neighbours then share the adding up.
@@ -98,11 +95,9 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
             const bool is_far = IS_STREAMED && t == 0 && heads == 1;
             if (!target.sums) fetch_to_write(target.mixes + t * target.step, job.mix_size());
             score_section<HAS_CODES, IS_STREAMED>(job, unit, h, t, mine, keys, is_far, pace);
-            if (IS_STREAMED && t == 0) {
-                reader.read(stored, heads);
-                // Early, because tiles that were written just before are slow to read.
+            // Early, because tiles that were written just before are slow to read.
+            if (IS_STREAMED && t == 0)
                 for (int b = blocks.begin; b < blocks.end; b++) fetch(0, b);
-            }
             weigh_section(job, mine, t, mixed, pace);
             if (mine.begin >= mine.end) memset(mixed.values, 0, sizeof(float) * 16 * job.dim);
             for (int next = 0; next < heads && mine.begin < mine.end; next++) {
@@ -111,11 +106,14 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
                     job, mine, head + next, t, job.weights_at(mine.begin) + 64 * shift,
                     job.values_at(next, mine.begin), mixed.values + shift * job.dim,
                     [&](int b) {
+                        if (t == 0) pace.read(job.stored_of(mine.begin + b), 1);
                         if (next + 1 < heads) fetch(next + 1, mine.begin + b);
                     },
                     pace);
             }
-            if (IS_STREAMED && t == 0) reader.read(stored, heads);
+            if (t == 0)
+                for (int b = blocks.begin; b < blocks.end; b++)
+                    if (b < mine.begin || b >= mine.end) pace.read(2 * job.stored_of(b), heads);
             if (target.sums)
                 add(mix_at(target.sums + t * job.mix_size()), mixed, lanes_of(job, unit, h, t), job.dim);
         }

@@ -47,14 +47,16 @@ __attribute__((noinline)) void score_rows(const uint8_t* const* rows, int64_t of
     for (int lane = 0; lane < COUNT; lane++) _mm512_store_ps(scores + KEY_BLOCK * lane, sums[lane]);
 }
 
-// Mix blocks of values at `rows`, 16 * PARTS dims of them from d on, for COUNT lanes.
-template <int COUNT, int PARTS, bool HAS_CODES, typename Pace>
+// Mix blocks of values at `rows`, 16 * PARTS dims of them from d on, for COUNT lanes. Calls `next(b)` for each.
+template <int COUNT, int PARTS, bool HAS_CODES, typename Next, typename Pace>
 __attribute__((noinline)) void mix_rows(const uint8_t* weights, const uint8_t* const* rows, int64_t offset,
-                                        int count, int d, int dim, float* mixed, const Pace& pace) {
+                                        int count, int d, int dim, float* mixed, const Next& next,
+                                        const Pace& pace) {
     __m512 sums[COUNT][PARTS];
     for (auto& lane : sums)
         for (__m512& sum : lane) sum = _mm512_setzero_ps();
     for (int b = 0; b < count; b++, weights += TILE, rows += KEY_BLOCK) {
+        next(b);
         __m512 links[2][COUNT][PARTS];
 #pragma GCC unroll 2
         for (int chain = 0; chain < 2; chain++) {

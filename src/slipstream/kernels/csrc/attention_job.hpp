@@ -76,8 +76,11 @@ struct Job {
     }
     // Where lanes of a unit's key head h begin in its tile.
     int shift_of(int h) const { return h % bundle * lanes; }
-    // How many of the positions [begin, end) are there.
-    int stored(int begin, int end) const { return (end <= newest ? end : newest + 1) - begin; }
+    // How many of a block's positions are there.
+    int stored_of(int block) const {
+        const int left = newest + 1 - block * KEY_BLOCK;
+        return left < KEY_BLOCK ? left : KEY_BLOCK;
+    }
     size_t query_bytes() const { return size_t(dim / 32) * 2 * TILE; }
     int64_t mix_size() const { return 16 * (dim + 2); }
     float* scores_at(int block) const { return scores + block % SECTION_BLOCKS * BLOCK_SCORES; }

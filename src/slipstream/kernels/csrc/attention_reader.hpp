@@ -105,5 +105,17 @@ private:
     int ahead_ = 0, most_ahead_ = INT32_MIN;  // bytes
 };
 
+// Where a section tells the reader how far it has come.
+template <bool IS_STREAMED>
+struct Pace {
+    Reader& reader;
+    SL_INLINE void operator()() const {
+        if (IS_STREAMED) reader.bring(1);
+    }
+    SL_INLINE void read(int slots, int heads) const {
+        if (IS_STREAMED) reader.read(slots, heads);
+    }
+};
+
 }  // namespace
 }  // namespace slipstream

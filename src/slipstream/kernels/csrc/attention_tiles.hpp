@@ -131,6 +131,7 @@ void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks
             score<2>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
         else
             score<1>(job, of_block, heads, job.queries_at(h, t), job.scores_at(b), pace);
+        for (int i = 0; i < count && t == 0; i++) pace.read(job.stored_of(b + i), heads);
     }
 }
 

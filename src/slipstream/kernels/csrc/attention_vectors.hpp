@@ -125,6 +125,7 @@ void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks
                                                    job.dim, to + 16 * half, pace);
             });
         }
+        if (t == 0) pace.read(job.stored_of(b), heads);
         for (int half = 0; half < 2; half++) {
             __m512i r[16];
 #pragma GCC unroll 16
@@ -194,7 +195,7 @@ SL_INLINE void mix(const Job& job, Blocks blocks, int head, int t, uint8_t* weig
                    float* mixed, const Next& next, const Pace& pace) {
     const int count = blocks.end - blocks.begin, lanes = job.lanes_of(t);
     for (int b = 0; b < count; b++) {
-        next(b);
+        if (!reads_rows(job)) next(b);
         for (int lane = 0; lane < lanes; lane++) {
             uint8_t* at = weights + b * TILE + 64 * lane;
             _mm512_store_si512(at, paired(_mm512_load_si512(at)));
@@ -206,8 +207,12 @@ SL_INLINE void mix(const Job& job, Blocks blocks, int head, int t, uint8_t* weig
         const uint8_t* of_lanes = weights + 64 * lane;
         float* to = mixed + lane * job.dim + d;
         if (reads_rows(job))
-            mix_rows<COUNT, PARTS, HAS_CODES>(of_lanes, job.values_from(blocks.begin * KEY_BLOCK),
-                                              head * job.head_bytes, count, d, job.dim, to, pace);
+            mix_rows<COUNT, PARTS, HAS_CODES>(
+                of_lanes, job.values_from(blocks.begin * KEY_BLOCK), head * job.head_bytes, count, d, job.dim, to,
+                [&](int b) {
+                    if (lane == 0 && d == 0) next(b);
+                },
+                pace);
         else
             mix_lanes<COUNT, PARTS>(of_lanes, values + size_t(d / LANES) * TILE, count, job.dim, to);
     };
