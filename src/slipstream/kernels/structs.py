@@ -58,6 +58,7 @@ class Product(ctypes.Structure):
         ("num_rows", ctypes.c_int32),
         ("store", ctypes.c_int32),
         ("next", ctypes.c_void_p),
+        ("upcoming", ctypes.c_void_p),
     )
 
 

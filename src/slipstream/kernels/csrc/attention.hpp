@@ -127,13 +127,18 @@ struct Units {
     }
 };
 
+// Where a thread begins: its own first unit, or the last one.
+inline int first_unit(const Units& units, int thread) {
+    int at = 0;
+    while (at + 1 < units.num_units && units.units[at].thread < thread) at++;
+    return at;
+}
+
 // Hands a thread its own units, then those that others have not begun.
 class Taker {
 public:
     Taker(const Units& units, std::atomic<int>* counters, int thread)
-        : units_(units), counters_(counters), left_(units.num_units) {
-        while (at_ + 1 < units.num_units && units.units[at_].thread < thread) at_++;
-    }
+        : units_(units), counters_(counters), left_(units.num_units), at_(first_unit(units, thread)) {}
 
     // The next one; null where there is none.
     const Unit* take() {
@@ -150,7 +155,7 @@ public:
 private:
     const Units& units_;
     std::atomic<int>* counters_;
-    int left_, at_ = 0;
+    int left_, at_;
 };
 
 // Results of a lane in Units::partials: what was mixed, not normalised.

@@ -26,6 +26,14 @@ struct Matrix {
     int32_t inputs;  // how rows enter the product; tiles are packed for it
 };
 
+// Keys and values that a thread reads soon: some of their slots are brought near with each strip.
+struct Upcoming {
+    const uint8_t* first;  // of slot 0
+    const int64_t* slots;
+    int64_t slot_bytes;
+    int32_t num_slots;
+};
+
 struct Product {
     Matrix matrix;
     const uint16_t* x;  // [rows, x_stride] bf16
@@ -35,6 +43,7 @@ struct Product {
     int32_t num_rows;
     int32_t store;
     const Matrix* next;  // of the product that follows at once, or null: a hint
+    const Upcoming* upcoming;  // of this thread, or null: a hint
 };
 
 struct Share {
@@ -86,6 +95,9 @@ inline float half_to_float(uint16_t h) {
     }
     return h & 0x8000 ? -f : f;
 }
+
+// To the compiler prefetches are no effect: it leaves out loops of nothing else, unless this follows.
+inline void keep_prefetches() { asm volatile(""); }
 
 // A buffer of the calling thread that only grows; what was never written is zero.
 void* scratch(int which, size_t bytes);

@@ -19,13 +19,32 @@ const uint16_t* normalised(const Pass& pass, const Norm& norm, uint16_t* shared,
     return shared;
 }
 
+// Of a slot's keys and the values that follow them.
+int64_t slot_bytes_of(const AttentionShape& shape) {
+    const int size = shape.kv_format == KV_F32 ? 4 : shape.kv_format == KV_BF16 ? 2 : 1;
+    return size * slot_stride(shape);
+}
+
 // Bring the places of rows' keys and values near, while the product that makes them is computed.
 void prefetch_slots(const Pass& pass, const Layer& layer, Share rows) {
-    const size_t size = pass.shape.kv_format == KV_F32 ? 4 : pass.shape.kv_format == KV_BF16 ? 2 : 1;
-    const size_t bytes = size * slot_stride(pass.shape);  // values follow the keys
+    const size_t bytes = slot_bytes_of(pass.shape);
     for (int row = rows.begin; row < rows.end; row++)
         for (size_t i = 0; i < bytes; i += 64)
             __builtin_prefetch(static_cast<const char*>(layer.keys) + pass.slots[row] * bytes + i, 1);
+    keep_prefetches();
+}
+
+// The keys and values that this thread's attention begins with.
+Upcoming upcoming_of(const Pass& pass, const Layer& layer, const Member& member) {
+    const AttentionPlan& plan = pass.plans[layer.plan];
+    const Units& units = member.cut->units[layer.plan];
+    if (!units.num_units) return {};
+    const Unit& unit = units.units[first_unit(units, member.thread)];
+    const Tile& tile = plan.tiles[unit.tile];
+    const int64_t begin = int64_t(unit.first_section + unit.begin / unit.num_bundles()) * SECTION;
+    const int64_t left = plan.positions[tile.first_row + tile.num_rows - 1] - begin;
+    return {static_cast<const uint8_t*>(layer.keys), plan.slots + tile.first_slot + begin,
+            slot_bytes_of(pass.shape), static_cast<int32_t>(left < SECTION ? left : SECTION)};
 }
 
 }  // namespace
@@ -42,15 +61,15 @@ Kernels kernels_for(int isa) {
 }
 
 void Member::multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows,
-                      int store, const Matrices* next) const {
+                      int store, const Matrices* next, const Upcoming* upcoming) const {
     int first = 0;
     for (int i = 0; i < m.num_parts; i++) {
         if (i) team_barrier();  // the shared memory is in use until all are done
         const Matrix& part = m.parts[i];
         const Matrix* following = i + 1 < m.num_parts ? &m.parts[i + 1] : next ? next->parts : nullptr;
         kernels.multiply[part.inputs](
-            {part, x, out + first, num_in, m.num_out, num_rows, store, following}, thread, num_threads,
-            shared, team_barrier);
+            {part, x, out + first, num_in, m.num_out, num_rows, store, following, i ? nullptr : upcoming},
+            thread, num_threads, shared, team_barrier);
         first += part.num_out;
     }
     team_barrier();
@@ -65,11 +84,12 @@ void run_layer(const Pass& pass, int index, const Buffers& buffers, const Member
     const Share rows = share_of(num_rows, member.thread, member.num_threads);
 
     prefetch_slots(pass, layer, rows);
+    const Upcoming upcoming = upcoming_of(pass, layer, member);
     const uint16_t* normed =
         input ? input : normalised(pass, layer.input_norm, buffers.normed, member);
     watch.mark(NORMS);
     member.multiply(layer.qkv, normed, input ? input_size : hidden, buffers.qkv, num_rows, TO_F32,
-                    &layer.attention_output);
+                    &layer.attention_output, &upcoming);
     watch.mark(QKV);
     member.kernels.rotate_and_store({buffers.qkv, layer.cosines, layer.sines, pass.positions, pass.slots,
                                      layer.keys, layer.values, layer.q_norm, layer.k_norm,

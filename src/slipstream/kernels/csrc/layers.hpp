@@ -35,9 +35,9 @@ struct Member {
     const AttentionCut* cut;
 
     // Rows [num_rows, num_in] times matrices that lie one below the other; complete when it returns.
-    // `next`: what is multiplied after them, if that is known.
+    // `next`: what is multiplied after them, if that is known; `upcoming`: keys and values read after them.
     void multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows, int store,
-                  const Matrices* next = nullptr) const;
+                  const Matrices* next = nullptr, const Upcoming* upcoming = nullptr) const;
 };
 
 struct Buffers {

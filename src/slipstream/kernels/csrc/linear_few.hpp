@@ -172,7 +172,18 @@ void sum_words(const float* words, int count, float* sums) {
 }
 #endif
 
-// All rows at once. `next`: what to bring near while the strips before a tile are multiplied.
+// `next`: what to bring near while the strips before a tile are multiplied.
+template <typename Dots, int FORMAT, int ROWS, typename Next>
+__attribute__((noinline)) void multiply_few(const Product& p, Share outs, FewRows<typename Dots::Word> rows,
+                                            const Next& next) {
+    by_strips<strips_at_once(ROWS)>(outs, [&](int tile, auto num) {
+        constexpr int NUM = decltype(num)::value;
+        Ahead ahead = next(tile + NUM);
+        multiply_strips<Dots, FORMAT, NUM, ROWS, ALONE>(p, tile, 0, strips_of(p.matrix, tile), rows, ahead);
+    });
+}
+
+// All rows at once.
 template <template <int> class Dots, int FORMAT, int ROWS, typename Next>
 __attribute__((noinline)) void run_few(const Product& p, Share outs, const Next& next) {
     using Of = Dots<FORMAT>;
@@ -183,12 +194,12 @@ __attribute__((noinline)) void run_few(const Product& p, Share outs, const Next&
     float* sums = reinterpret_cast<float*>(words + num_words);
     put_rows<Of>(p, 0, ROWS, words);
     if (FORMAT == Q4_1) sum_words<Of>(words, num_steps * ROWS, sums);
-    by_strips<strips_at_once(ROWS)>(outs, [&](int tile, auto num) {
-        constexpr int NUM = decltype(num)::value;
-        Ahead ahead = next(tile + NUM);
-        multiply_strips<Of, FORMAT, NUM, ROWS, ALONE>(p, tile, 0, strips_of(p.matrix, tile),
-                                                      {words, sums, num_steps}, ahead);
-    });
+    const int most = p.upcoming ? STRIPS : outs.end - outs.begin;
+    for (int tile = outs.begin; tile < outs.end; tile += most) {
+        const Share some{tile, tile + most < outs.end ? tile + most : outs.end};
+        if (p.upcoming) bring(*p.upcoming, some, outs);
+        multiply_few<Of, FORMAT, ROWS>(p, some, {words, sums, num_steps}, next);
+    }
 }
 
 }  // namespace

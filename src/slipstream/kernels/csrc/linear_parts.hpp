@@ -50,6 +50,15 @@ private:
     size_t left_, second_, third_;  // bytes of a strip; from the first strip to others
 };
 
+// As large a share of what is upcoming as `some` are of a thread's strips.
+inline void bring(const Upcoming& upcoming, Share some, Share outs) {
+    const int64_t num_strips = outs.end - outs.begin;
+    const int64_t end = upcoming.num_slots * int64_t(some.end - outs.begin) / num_strips;
+    for (int64_t i = upcoming.num_slots * int64_t(some.begin - outs.begin) / num_strips; i < end; i++)
+        prefetch(upcoming.first + upcoming.slots[i] * upcoming.slot_bytes, upcoming.slot_bytes);
+    keep_prefetches();
+}
+
 // What a thread reads after the strips before `tile`: its next ones, or the first ones of the product that
 // follows, so that the products of a step are one stream.
 inline Ahead ahead_of(const Product& p, int tile, Share outs, int thread, int num_threads) {
