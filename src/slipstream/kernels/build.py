@@ -61,10 +61,20 @@ def build(folder: Path) -> Path:
         raise BuildError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
+def find_compiler() -> str:
+    """The path of a C++ compiler.
+
+    Raises:
+        BuildError: If there is none.
+    """
+    for name in _COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise BuildError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
+
+
 def _build(folder: Path) -> Path:
-    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise BuildError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
+    compiler = find_compiler()
     target = folder / LIBRARY_NAME
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipstream.kernels")
 
-_ISA_NAMES = ("portable", "avx512", "avx512_bf16", "amx")
+ISA_NAMES = ("portable", "avx512", "avx512_bf16", "amx")
 _BUILD = "to get them, install a C++17 compiler and run: python -m slipstream.kernels.build"
 _OTHER_MACHINE = "they need an x86 processor with AVX2 (level x86-64-v3), or another architecture"
 
@@ -69,10 +69,10 @@ class KernelLibrary:
         best = int(self.functions.sl_best_isa())
         if best < 0:
             raise KernelsUnavailableError("the processor lacks AVX2 or FMA", _OTHER_MACHINE)
-        if isa is not None and (isa not in _ISA_NAMES or _ISA_NAMES.index(isa) > best):
-            here = ", ".join(_ISA_NAMES[: best + 1])
+        if isa is not None and (isa not in ISA_NAMES or ISA_NAMES.index(isa) > best):
+            here = ", ".join(ISA_NAMES[: best + 1])
             raise KernelsUnavailableError(f"instruction set {isa!r} is not here; there are {here}")
-        self.isa = best if isa is None else _ISA_NAMES.index(isa)
+        self.isa = best if isa is None else ISA_NAMES.index(isa)
 
     @functools.cached_property
     def weight_memory(self) -> WeightMemory:
@@ -85,11 +85,11 @@ class KernelLibrary:
     @property
     def isa_name(self) -> str:
         """The instruction set in use."""
-        return _ISA_NAMES[self.isa]
+        return ISA_NAMES[self.isa]
 
     def attention_isa_name(self, shape: AttentionShape) -> str:
         """The instruction set of the attention kernel that serves this shape."""
-        return _ISA_NAMES[self.functions.sl_attention_isa(self.isa, ctypes.byref(shape))]
+        return ISA_NAMES[self.functions.sl_attention_isa(self.isa, ctypes.byref(shape))]
 
 
 @functools.cache  # one warning per process, and one library

@@ -96,9 +96,9 @@ def test_kernels_are_named_before_the_first_pass(checkpoint: Path) -> None:
 
 
 def test_attention_over_float32_is_named_by_the_kernel_that_runs_and_not_by_its_order(
-    checkpoint: Path,
+    tmp_path: Path,
 ) -> None:
-    runner = native_runner(checkpoint)
+    runner = native_runner(write_tiny_checkpoint(tmp_path, head_dim=32))
     if runner.attention.name != "native-amx":
         pytest.skip("needs a processor whose attention has the order of AMX")
     assert runner.attention.kernel(torch.float32) == "native-avx512:float32"

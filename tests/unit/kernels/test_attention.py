@@ -15,6 +15,7 @@ from slipstream.execution.batch import Branch
 from slipstream.kernels.library import KernelLibrary, KernelsUnavailableError
 from slipstream.kernels.twins import section_twin
 from slipstream.kv.storage import KvStorage
+from tests.support.native import find_kernels
 
 _NUM_SLOTS = 400
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
@@ -231,7 +232,7 @@ def test_backends_of_one_name_agree_to_the_last_bit(
     got = attend(backend, queries, storage, [branch])
     for isa in ("portable", "avx512", "avx512_bf16", "amx"):
         try:
-            other = NativeAttention(shape, KernelLibrary(isa=isa))
+            other = NativeAttention(shape, find_kernels(isa))
         except KernelsUnavailableError:
             continue  # not of this machine
         if other.name == backend.name:

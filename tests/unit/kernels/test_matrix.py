@@ -133,3 +133,14 @@ def test_rows_may_lie_apart(library: KernelLibrary) -> None:
     assert torch.equal(out[:, 10:50], matrix_twin(x, weight))
     assert not out[:, :10].any()
     assert not out[:, 50:].any()
+
+
+@pytest.mark.parametrize(("size", "weight_size"), [(2.0**-70, 2.0**-70), (2.0**-130, 2.0**20)])
+def test_what_is_smaller_than_the_smallest_normal_number_counts_as_zero(
+    library: KernelLibrary, size: float, weight_size: float
+) -> None:
+    x = torch.full((33, 64), size, dtype=torch.bfloat16)
+    weight = torch.full((20, 64), weight_size, dtype=torch.bfloat16)
+    matrix = PackedMatrix(library, [weight])
+    for count in (1, 5, 16, 33):
+        assert not multiply(matrix, x[:count]).any()
