@@ -108,10 +108,45 @@ def test_a_run_starts_with_the_weights_of_another(
     for name, tensor in weights[0].items():
         torch.testing.assert_close(tensor, weights[1][name], rtol=0.02, atol=1e-4)
     capsys.readouterr()
-    assert run(*more, "--draft-len", "3", "--out", tmp_path / "third") == 2
-    assert "differs from the one to train in max_draft_len (2 there, 3 now)" in (
-        capsys.readouterr().err
-    )
+    assert run(*more, "--taps", "1", "--out", tmp_path / "third") == 2
+    told = capsys.readouterr().err
+    assert "differs from the one to train in tap_layer_ids ((0,) there, (1,) now)" in told
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [("dspark", "gguf"), ("eagle3", "speculators"), ("mtp", "gguf")]
+)
+def test_an_exported_drafter_is_trained_further_and_measured(
+    family: str, layout: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_data(tmp_path, model)
+    fit: Arguments = ["train", "fit", "--data", data, *flags(model), "--pack-len", "64"]
+    fit += ["--step-packs", "2", "--anchors", "8"]
+    first, second, given = tmp_path / "first", tmp_path / "second", tmp_path / "given"
+    sizes: Arguments = ["--family", family, "--draft-vocab", "128", "--draft-len", "3"]
+    assert run(*fit, *sizes, "--steps", "3", "--out", first) == 0
+    export: Arguments = ["train", "export", first, "--layout", layout, "--out", given]
+    assert run(*export, *flags(model)) == 0
+
+    more: Arguments = [*fit, "--steps", "2", "--start-from", given]
+    assert run(*more, "--out", second) == 0
+    assert run(*more, "--out", second) == 0  # goes on, to no effect
+    along: Arguments = ["train", "eval", given, "--data", data, *flags(model)]
+    assert run(*along, "--json", tmp_path / "e.json") == 0
+    served: Arguments = ["--prompts", tmp_path / "prompts.jsonl", "--per-category", "2"]
+    assert run("train", "eval", given, *served, *flags(model)) == 0
+
+    record = json.loads((second / "run.json").read_text())
+    old = json.loads((first / "run.json").read_text())["settings"]["net"]
+    assert record["start_from"] == str(given)
+    assert record["start_sha256"]
+    kept = ("family", "num_layers", "tap_layer_ids", "draft_vocab_size", "intermediate_size")
+    assert [record["settings"]["net"][name] for name in kept] == [old[name] for name in kept]
+    capsys.readouterr()
+    assert run(*more, "--family", "dflash", "--out", tmp_path / "third") == 2
+    told = capsys.readouterr().err
+    assert f"is of family {family}, and --family says dflash" in told
+    assert "hint: " in told
 
 
 def test_errors_end_with_a_hint(
@@ -148,6 +183,17 @@ def test_errors_end_with_a_hint(
         ),
         (["train", "eval", tmp_path], 2, "give answers"),
         (["train", "eval", tmp_path, "--data", data, *flags(model)], 1, "no training run"),
+        (["train", "eval", tmp_path, "--prompts", tmp_path / "prompts.jsonl"], 1, "no training"),
+        (
+            ["train", "eval", "dsprk", "--data", data, *flags(model)],
+            2,
+            "shipped are eagle3, dspark",
+        ),
+        (
+            ["train", "fit", "--data", data, "--out", "x", "--start-from", "dspark", *flags(model)],
+            2,
+            "no drafter of kind dspark is shipped for",
+        ),
     ]
     for command, status, message in failing:
         capsys.readouterr()

@@ -33,9 +33,13 @@ MASK_ID = 319
 PACK_LEN = 48
 
 
-def tiny_target(path: Path, seed: int = 1) -> TrainingTarget:
+def tiny_target(
+    path: Path,
+    seed: int = 1,
+    **sizes: Any,  # as in write_tiny_model
+) -> TrainingTarget:
     """A loaded float32 target of random weights."""
-    folder = write_tiny_model(path / f"target-{seed}", seed=seed)
+    folder = write_tiny_model(path / f"target-{seed}", seed=seed, **sizes)
     config = ModelConfig(source=str(folder), dtype="float32", served_name=f"target-{seed}")
     return TrainingTarget.of(load_target(config), str(folder))
 

@@ -1,4 +1,4 @@
-"""`slipstream train eval`: acceptance of a trained drafter, along answers or in the engine."""
+"""`slipstream train eval`: acceptance of a draft net, along answers or in the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from slipstream.bench.prompts import Prompt, read_prompts, select_prompts
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import (
     CacheOption,
-    RunArgument,
     conversation_of,
     count_bar,
     open_target,
@@ -44,11 +43,26 @@ SideOption = Annotated[
     bool,
     typer.Option("--held-out/--trained", help="Answers that were held out, or those trained on."),
 ]
+NetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NET",
+        help="Folder of a run of `slipstream train fit`, a drafter's folder or .gguf file, or the "
+        "name of a shipped one, such as dspark.",
+    ),
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Longest branch; not given: as it was trained, or 3 where its file says nothing.",
+    ),
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all numbers.")]
 
 
 def evaluate(
-    run: RunArgument,
+    net: NetArgument,
     *,
     data: DataOption = None,
     cache: CacheOption = None,
@@ -58,9 +72,7 @@ def evaluate(
     per_category: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="With --prompts.")] = 0.0,
-    draft_len: Annotated[
-        int | None, typer.Option(min=1, help="Longest branch; not given: as it was trained.")
-    ] = None,
+    draft_len: LengthOption = None,
     children: Annotated[
         int, typer.Option(min=1, help="Tokens behind each: 1 drafts a chain, more a tree.")
     ] = 1,
@@ -81,22 +93,20 @@ def evaluate(
     if (data is None) == (not prompts):
         raise ConfigError(
             "give answers to measure along or prompts to answer",
-            hint="--data DIR is quick; --prompts FILE runs the engine with run/draft",
+            hint="--data DIR is quick; --prompts FILE runs the engine",
         )
     flags = {"model.source": model}
     if data is not None:
         effective = load(config, settings, flags)
-        rows = _along_answers(effective, run, data, cache, max_answers, held_out=held_out)
+        rows = _along_answers(effective, net, data, cache, max_answers, held_out=held_out)
         _publish(_estimates(rows), rows, json_file)
         return
-    from slipstream.cli.train_run import DRAFT_FOLDER
     from slipstream.sampling.params import SamplingParams
-    from slipstream.training.run_folder import RunFolder
+    from slipstream.training.given import find_served
     from slipstream.training.served import DraftShape, drafter_settings
 
     shape = DraftShape(draft_len, children, nodes, tuple(beside or ()))
-    net = RunFolder(run).read().settings.net
-    own = drafter_settings(net, str(run / DRAFT_FOLDER), shape)
+    own = drafter_settings(find_served(net), shape)
     asked = select_prompts(read_prompts(prompts or []), per_category=per_category)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     _in_engine(load(config, settings, flags | own), asked, params, json_file)
@@ -118,19 +128,20 @@ def _in_engine(
 
 
 def _along_answers(
-    config: Config, run: Path, data: Path, cache: Path | None, max_answers: int, *, held_out: bool
+    config: Config, net: str, data: Path, cache: Path | None, max_answers: int, *, held_out: bool
 ) -> list[EvaluationRow]:
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import evaluate as measure
-    from slipstream.training.session import open_source, restore_run
+    from slipstream.training.given import open_given
+    from slipstream.training.session import open_source
 
     target = open_target(config)
-    restored = restore_run(run, target)
+    given = open_given(net, target)
     dataset = open_dataset(data, target.identity)
-    chosen = restored.record.settings.to_measure()
+    chosen = given.settings.to_measure()
     return measure(
-        restored.net,
-        restored.net.objective(chosen),
+        given.net,
+        given.net.objective(chosen),
         chosen.fit,
         open_source(target, dataset, chosen.net.tap_layer_ids, cache),
         dataset.answers,

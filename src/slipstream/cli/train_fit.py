@@ -11,13 +11,25 @@ from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import CacheOption, DataOption, TapsOption, open_target
 
 FamilyOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--family", "--objective", help="Kind of drafter: dspark, eagle3, mtp, dflash or dflash2."
+        "--family",
+        "--objective",
+        help="Kind of drafter: dspark, eagle3, mtp, dflash or dflash2. Not given: dspark. This and "
+        "the sizes below are those of --start-from where they are not given.",
     ),
 ]
 LayersOption = Annotated[
     int | None, typer.Option(min=1, help="Not given: 2, or 1 for eagle3 and mtp.")
+]
+VocabOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens that the drafter knows. Not given: 8192.")
+]
+WidthOption = Annotated[
+    int | None, typer.Option(min=1, help="Width of its MLP; not given: the target's.")
+]
+RankOption = Annotated[
+    int | None, typer.Option(min=0, help="Of dspark; 0 is without. Not given: 128.")
 ]
 LengthOption = Annotated[
     int | None,
@@ -46,8 +58,11 @@ HeadOption = Annotated[
     ),
 ]
 StartOption = Annotated[
-    Path | None,
-    typer.Option(help="Run with whose weights it starts: of the same net, or of a smaller one."),
+    str | None,
+    typer.Option(
+        help="Net with whose weights it starts, as large or smaller: a run, a drafter's folder or "
+        ".gguf file, or the name of a shipped one, such as dspark."
+    ),
 ]
 LossOption = Annotated[
     list[str] | None,
@@ -65,15 +80,13 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")],
     cache: CacheOption = None,
     start_from: StartOption = None,
-    family: FamilyOption = "dspark",
+    family: FamilyOption = None,
     layers: LayersOption = None,
     taps: TapsOption = None,
     draft_len: LengthOption = None,
-    draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that the drafter knows.")] = 8192,
-    intermediate: Annotated[
-        int | None, typer.Option(min=1, help="Width of its MLP; not given: the target's.")
-    ] = None,
-    markov_rank: Annotated[int, typer.Option(min=0, help="Of dspark; 0 is without.")] = 128,
+    draft_vocab: VocabOption = None,
+    intermediate: WidthOption = None,
+    markov_rank: RankOption = None,
     mask_token: Annotated[
         int | None, typer.Option(min=0, help="Not given: the lowest that the data never uses.")
     ] = None,
@@ -101,7 +114,8 @@ def fit(
 
     With torchrun before it, the processes share each step's packs.
     """
-    from slipstream.cli.train_run import FitOptions, NetOptions, RunFiles, run_fit
+    from slipstream.cli.train_run import run_fit
+    from slipstream.cli.train_settings import FitOptions, NetOptions, RunFiles
 
     sizes = (layers, draft_len, draft_vocab, intermediate, markov_rank)
     options = FitOptions(

@@ -57,6 +57,23 @@ def choose_shipped(
     return tuple(chosen)
 
 
+def shipped_file(kind: str, target: TargetIdentity, folder: Path = FOLDER) -> Path:
+    """The weights of the best drafter of a kind that is shipped for `target`.
+
+    Raises:
+        ConfigError: There is none; says what is shipped.
+    """
+    shipped = read_shipped(folder)
+    found = shipped.find(target, [kind])
+    if found is None:
+        known = ", ".join(f"{one.kind} for {one.target}" for one in shipped.drafters) or "none"
+        raise ConfigError(
+            f"no drafter of kind {kind} is shipped for {target.describe()}; shipped are: {known}",
+            hint="give `source` the drafter's folder or file, or train one: slipstream train",
+        )
+    return folder / found.file
+
+
 def _of_any_kind(
     item: ShippedConfig, target: TargetIdentity, target_bits: float, folder: Path
 ) -> _Chosen | None:
@@ -84,15 +101,7 @@ def _of_any_kind(
 
 
 def _of_its_kind(item: DraftNetConfig, target: TargetIdentity, folder: Path) -> _Chosen:
-    shipped = read_shipped(folder)
-    found = shipped.find(target, [item.kind])
-    if found is None:
-        known = ", ".join(f"{one.kind} for {one.target}" for one in shipped.drafters) or "none"
-        raise ConfigError(
-            f"no drafter of kind {item.kind} is shipped for {target.describe()}; shipped are: "
-            f"{known}",
-            hint="give `source` the drafter's folder or file, or train one: slipstream train",
-        )
-    return _CLASSES[found.kind](
-        **item.model_dump(exclude={"kind", "source"}), source=str(folder / found.file)
+    return _CLASSES[item.kind](
+        **item.model_dump(exclude={"kind", "source"}),
+        source=str(shipped_file(item.kind, target, folder)),
     )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from slipstream.errors import ConfigError
 from slipstream.models.drafts.hparams import DraftHparams
+from slipstream.models.drafts.read import describe_draft
+from slipstream.models.hparams import RotaryParams
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.families.family import Json
 from slipstream.training.families.table import family_for
-from slipstream.training.run_folder import write_json
+from slipstream.training.run_folder import differences, write_json
+
+WEIGHTS_FILE = "model.safetensors"
 
 
 def write_draft_folder(
@@ -39,7 +45,7 @@ def write_draft_folder(
         tensors["d2t"] = token_ids - torch.arange(len(token_ids))
         tensors["t2d"] = is_known
     write_json(path / "config.json", config)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    save_file(tensors, path / WEIGHTS_FILE, {"format": "pt"})
 
 
 def our_config(hparams: DraftHparams, target: TargetIdentity, dtype: torch.dtype) -> Json:
@@ -85,6 +91,38 @@ def config_vocab_size(config: Json) -> int:
     return int(config.get("transformer_layer_config", config)["vocab_size"])
 
 
+def require_writable(
+    hparams: DraftHparams, stored: Mapping[str, Tensor], target: TargetIdentity
+) -> None:
+    """Refuse a net that our layout would tell as another one.
+
+    Args:
+        stored: What a checkpoint of it holds.
+    Raises:
+        ConfigError: Says what would differ.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    if hparams.is_reduced:
+        shapes["d2t"] = (hparams.draft_vocab_size,)
+    described = describe_draft(our_config(hparams, target, torch.float32), shapes)
+    if described is not None:
+        require_same_net(hparams, described.hparams, "slipstream")
+
+
+def require_same_net(hparams: DraftHparams, read: DraftHparams, layout: str) -> None:
+    """Refuse a layout in which a net is read as another one.
+
+    Raises:
+        ConfigError: Says what differs.
+    """
+    differing = differences(asdict(hparams), asdict(read))
+    if differing:
+        raise ConfigError(
+            f"layout {layout} cannot express this net: {'; '.join(differing)}",
+            hint="use another layout, or start from a net without this option",
+        )
+
+
 def _body(hparams: DraftHparams) -> Json:
     body = hparams.body
     return {
@@ -99,8 +137,41 @@ def _body(hparams: DraftHparams) -> Json:
         "rms_norm_eps": body.norm_eps,
         "rope_theta": body.layers[0].rotary.theta,
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": body.qkv_bias,
         "vocab_size": body.vocab_size,
         "draft_vocab_size": hparams.draft_vocab_size,
         "tie_word_embeddings": False,
+        **_scaling_fields(body.layers[0].rotary),
+        **_window_fields([layer.window for layer in body.layers]),
+    }
+
+
+def _scaling_fields(rotary: RotaryParams) -> Json:
+    """What `read_rotary` reads; nothing where angles are not scaled."""
+    if rotary.scaling == "none":
+        return {}
+    names = {
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        "yarn": ("factor", "beta_fast", "beta_slow"),
+    }[rotary.scaling]
+    section: Json = {"rope_type": rotary.scaling} | {name: getattr(rotary, name) for name in names}
+    if rotary.scaling != "linear":
+        section["original_max_position_embeddings"] = rotary.original_max_positions
+    if rotary.scaling == "yarn":
+        section["attention_factor"] = rotary.amplitude
+    return {"rope_scaling": section}
+
+
+def _window_fields(windows: Sequence[int | None]) -> Json:
+    """Which layers have a window; nothing where none has."""
+    widths = [window for window in windows if window is not None]
+    if not widths:
+        return {}
+    return {
+        "sliding_window": widths[0],
+        "use_sliding_window": True,
+        "layer_types": [
+            "full_attention" if window is None else "sliding_attention" for window in windows
+        ],
     }

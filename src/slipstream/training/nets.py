@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,10 +57,21 @@ class TrainedNet:
         """The parameters as the net reads them, in float32."""
         return family_for(self.hparams).as_run(self.parameters, self.tap_scales)
 
+    def rescaled(self, tap_scales: Tensor) -> TrainedNet:
+        """The same net, to be optimised for taps that are divided by these scales."""
+        if torch.equal(tap_scales, self.tap_scales):
+            return self
+        parameters = family_for(self.hparams).as_trained(self.as_run(), tap_scales)
+        return replace(self, parameters=parameters, tap_scales=tap_scales)
+
     def stored(self) -> dict[str, Tensor]:
         """What a checkpoint of the net must hold, by its name there, in float32."""
         is_reduced = self.token_ids is not None
         return family_for(self.hparams).stored(self.as_run(), is_reduced=is_reduced)
+
+    def stored_hparams(self) -> DraftHparams:
+        """What that checkpoint says of the net."""
+        return replace(self.hparams, has_own_head=HEAD in self.stored())
 
     def objective(self, settings: RunSettings) -> Objective:
         """What a run with `settings` minimises."""
@@ -83,16 +94,47 @@ def new_net(settings: NetSettings, target: Hparams, start: Start, seed: int) -> 
     Raises:
         ConfigError: The target cannot have such a net.
     """
-    family, fixed = FAMILIES[settings.family], start.fixed
+    family = FAMILIES[settings.family]
     hparams = family.hparams(settings, target)
-    parameters = initial_parameters(hparams, torch.Generator().manual_seed(seed))
-    parameters[HEAD] = start.ends.vocabulary[fixed.token_ids].float()
+    parameters = _bare_parameters(hparams, start, seed)
     family.start(parameters, hparams, start)
-    constants = family.constants | (set() if settings.trains_head else {HEAD})
+    return net_of(hparams, parameters, start, trains_head=settings.trains_head)
+
+
+def bare_net(hparams: DraftHparams, settings: NetSettings, start: Start, seed: int) -> TrainedNet:
+    """A net at random, but for what it has of the target: the weights are still to come."""
+    parameters = _bare_parameters(hparams, start, seed)
+    return net_of(hparams, parameters, start, trains_head=settings.trains_head)
+
+
+def net_of(
+    hparams: DraftHparams, parameters: dict[str, Tensor], start: Start, *, trains_head: bool
+) -> TrainedNet:
+    """A net of these weights, which are taken as they are.
+
+    Args:
+        parameters: As they are optimised: `fc.weight` is for divided taps.
+    """
+    kept = set(family_for(hparams).constants(start)) | (set() if trains_head else {HEAD})
     for name, parameter in parameters.items():
-        parameter.requires_grad_(name not in constants)
+        parameter.requires_grad_(name not in kept)
+    fixed = start.fixed
     token_ids = fixed.token_ids if hparams.is_reduced else None
     return TrainedNet(hparams, parameters, start.ends, token_ids, fixed.tap_scales)
+
+
+def grow(smaller: TrainedNet, settings: NetSettings, start: Start, seed: int) -> TrainedNet:
+    """A net that begins with the weights of one that is as large or smaller; see `take_over`.
+
+    Args:
+        settings: Its layers, tokens and width of the MLP; all else is as in `smaller`.
+    Raises:
+        ConfigError: The family has no such net.
+    """
+    hparams = family_for(smaller.hparams).grown(smaller.hparams, settings)
+    net = bare_net(hparams, settings, start, seed)
+    take_over(net, smaller.rescaled(start.fixed.tap_scales))
+    return net
 
 
 def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
@@ -102,11 +144,11 @@ def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
     rest of them starts at random. Only new tokens take part at once: their rows of the head are
     the target's, made as large as those that were trained.
     """
-    known = smaller.trained()
+    known = smaller.parameters
     of_tokens = family_for(net.hparams).of_tokens
     places = torch.searchsorted(net.known_ids(), smaller.known_ids())
     with torch.no_grad():
-        for name, grown in net.trained().items():
+        for name, grown in net.parameters.items():
             if name not in known:
                 if name.endswith(_ADDING):
                     grown.zero_()
@@ -120,6 +162,13 @@ def take_over(net: TrainedNet, smaller: TrainedNet) -> None:
             if old.ndim == 2:
                 grown[:, old.shape[1] :] = 0.0
             grown[tuple(map(slice, old.shape))] = old
+
+
+def _bare_parameters(hparams: DraftHparams, start: Start, seed: int) -> dict[str, Tensor]:
+    parameters = initial_parameters(hparams, torch.Generator().manual_seed(seed))
+    if hparams.body.hidden_size == hparams.target_hidden_size:
+        parameters[HEAD] = start.ends.vocabulary[start.fixed.token_ids].float()
+    return parameters | family_for(hparams).constants(start)
 
 
 def _scale_to(rows: Tensor, trained: Tensor) -> Tensor:

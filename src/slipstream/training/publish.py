@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +11,21 @@ import torch
 
 from slipstream.errors import ConfigError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
-from slipstream.training.draft_files import our_config, speculators_config, write_draft_folder
+from slipstream.models.drafts.hparams import DraftHparams
+from slipstream.models.drafts.load import describe_checkpoint
+from slipstream.training.draft_files import (
+    WEIGHTS_FILE,
+    our_config,
+    require_same_net,
+    speculators_config,
+    write_draft_folder,
+)
 from slipstream.training.draft_gguf import GgufType, write_draft_gguf
-from slipstream.training.families.family import HEAD
 from slipstream.training.families.table import family_for
 from slipstream.training.gguf_vocabulary import vocabulary_keys
 from slipstream.training.run_folder import PROVENANCE_FILE, Progress, RunRecord, write_json
 from slipstream.training.session import RestoredRun, TrainingTarget
+from slipstream.weights.open import open_checkpoint
 
 Layout = Literal["slipstream", "speculators", "gguf"]
 GGUF_FILE = "draft.gguf"
@@ -57,15 +64,14 @@ def export_run(
         raise ConfigError(f"layout {layout} stores {', '.join(kinds)}; got {stored}")
     net = run.net
     family_for(net.hparams).require_layout(layout)
-    parameters = net.stored()
-    hparams = replace(net.hparams, has_own_head=HEAD in parameters)
+    parameters, hparams = net.stored(), net.stored_hparams()
     path.mkdir(parents=True, exist_ok=True)
     if layout == "gguf":
         loaded = target.loaded
         vocabulary = vocabulary_keys(loaded.path, loaded.tokenizer, hparams.body.vocab_size)
+        weights = path / GGUF_FILE
         kind = GGUF_TYPES[stored]
-        file = path / GGUF_FILE
-        write_draft_gguf(file, hparams, parameters, net.token_ids, kind, vocabulary)
+        write_draft_gguf(weights, hparams, parameters, net.token_ids, kind, vocabulary)
     else:
         dtype = TENSOR_TYPES[stored]
         config = (
@@ -73,10 +79,24 @@ def export_run(
             if layout == "slipstream"
             else speculators_config(hparams, target.identity, target.source, dtype)
         )
+        weights = path / WEIGHTS_FILE
         write_draft_folder(path, config, parameters, net.token_ids, dtype)
+    _require_read_back(weights, hparams, layout)
     write_json(path / PROVENANCE_FILE, story)
     if (run.path / CALIBRATION_FILE).exists():
         shutil.copyfile(run.path / CALIBRATION_FILE, path / CALIBRATION_FILE)
+
+
+def _require_read_back(weights: Path, hparams: DraftHparams, layout: Layout) -> None:
+    """Remove weights that would be read as those of another net, and say so."""
+    described = describe_checkpoint(open_checkpoint(weights))
+    if described is None:  # a head for multi-token prediction, which has no options
+        return
+    try:
+        require_same_net(hparams, described.hparams, layout)
+    except ConfigError:
+        weights.unlink()
+        raise
 
 
 def tell_story(

@@ -18,6 +18,7 @@ from slipstream.training.settings import RunSettings
 
 RUN_FILE = "run.json"
 PROVENANCE_FILE = "provenance.json"
+DRAFT_FOLDER = "draft"
 _CHECKPOINTS = "checkpoints"
 _STATE_FILE, _TENSORS_FILE = "state.json", "tensors.safetensors"
 _NUM_KEPT = 2
@@ -29,7 +30,8 @@ class RunRecord(BaseModel):
 
     Attributes:
         dataset_sha256: Of the answers that it is trained on.
-        start_sha256: Of the weights that it starts with, if they are another run's.
+        start_sha256: Of the weights that it starts with, if they are those of another net.
+        start_from: What that net was called: a path, or the name of a drafter that is shipped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,6 +41,7 @@ class RunRecord(BaseModel):
     dataset_sha256: str
     settings: RunSettings
     start_sha256: str | None = None
+    start_from: str | None = None
 
 
 class Score(BaseModel):
@@ -100,7 +103,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(file, record.model_dump_json(indent=1) + "\n")
             return
-        differing = differences(self.read().model_dump(), record.model_dump())
+        # The weights that it starts with are the same wherever they lie.
+        old, new = (item.model_dump(exclude={"start_from"}) for item in (self.read(), record))
+        differing = differences(old, new)
         if differing:
             raise ConfigError(
                 f"{self.path} holds a run that differs in {'; '.join(differing)}",

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.engine.llm import LLM
-from slipstream.engine.loading import kind_of
 from slipstream.engine.messages import SpeculationStats
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.conversations import Conversation, Message, hash_of
-from slipstream.training.settings import NetSettings
 
 _NUM_REQUESTS = 16
 
@@ -38,6 +36,20 @@ class ServedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedNet:
+    """A net as an engine is told of it.
+
+    Attributes:
+        kind, source: As in the configuration.
+        draft_len: That it was trained for, or that servers ask for.
+    """
+
+    kind: str
+    source: str
+    draft_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftShape:
     """What is drafted in each step.
 
@@ -54,18 +66,16 @@ class DraftShape:
     beside: tuple[str, ...] = ()
 
 
-def drafter_settings(net: NetSettings, source: str, shape: DraftShape) -> dict[str, Any]:
+def drafter_settings(net: ServedNet, shape: DraftShape) -> dict[str, Any]:
     """Settings of an engine in which this drafter drafts in every step, as far as it may.
 
-    Args:
-        source: Folder of the exported drafter.
     Returns: Any: a setting's value has the setting's type.
     """
-    max_draft_len = shape.max_draft_len or net.max_draft_len
+    max_draft_len = shape.max_draft_len or net.draft_len
     num_nodes = shape.num_nodes or max_draft_len * shape.num_children
     drafter = {
-        "kind": kind_of(net.family),
-        "source": source,
+        "kind": net.kind,
+        "source": net.source,
         "max_draft_len": max_draft_len,
         "min_score": 0.0,
     }

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from slipstream.engine.loading import LoadedModel
-from slipstream.errors import ConfigError, WeightsError
+from slipstream.errors import WeightsError
+from slipstream.models.drafts.hparams import DraftHparams
+from slipstream.models.drafts.parts import StoredEnds
 from slipstream.models.identity import TargetIdentity, identify
-from slipstream.training.answers import Answer
 from slipstream.training.dataset import Dataset
-from slipstream.training.draft_vocab import select_draft_tokens
-from slipstream.training.nets import TrainedNet, new_net, take_over
-from slipstream.training.run_folder import Progress, RunFolder, RunRecord, differences
+from slipstream.training.families.table import FAMILIES
+from slipstream.training.nets import TrainedNet, bare_net, new_net
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord, write_text
 from slipstream.training.settings import RunSettings
 from slipstream.training.shards import CachedSource, read_cache_manifest
 from slipstream.training.sources import FeatureSource, OnlineSource
@@ -26,8 +27,7 @@ from slipstream.training.start import FixedParts, Lessons, Start
 from slipstream.training.target import TargetReader, read_ends
 
 DEFAULT_NUM_TOP = 64
-_FIXED_FILE = "fixed.safetensors"
-_GROWING = ("num_layers", "intermediate_size", "draft_vocab_size")
+_FIXED_FILE, _SHAPE_FILE = "fixed.safetensors", "net.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,14 @@ class TrainingTarget:
         """Of a loaded model."""
         return TrainingTarget(loaded, identify(loaded.name, loaded.model), source)
 
+    def start(self, fixed: FixedParts, ends: StoredEnds, lessons: Lessons | None = None) -> Start:
+        """What the nets of a run are made from.
+
+        Args:
+            ends: The target's, see `read_ends`.
+        """
+        return Start(self.loaded.model.final_norm.scale.float(), ends, fixed, lessons)
+
 
 @dataclass(frozen=True, slots=True)
 class RestoredRun:
@@ -57,15 +65,6 @@ class RestoredRun:
     fixed: FixedParts
     net: TrainedNet
     progress: Progress
-
-    @property
-    def weights_sha256(self) -> str:
-        """Of the weights that were trained."""
-        digest = hashlib.sha256()
-        for name, parameter in self.net.trained().items():
-            digest.update(name.encode())
-            digest.update(parameter.detach().numpy().tobytes())
-        return digest.hexdigest()
 
 
 def longest(dataset: Dataset) -> int:
@@ -107,41 +106,14 @@ def start_net(
     lessons: Lessons | None = None,
 ) -> TrainedNet:
     """A net with the weights that a run begins with; see `new_net`."""
-    model = target.loaded.model
-    final_norm = model.final_norm.scale.float()
-    start = Start(final_norm, read_ends(target.loaded), fixed, lessons)
-    return new_net(settings.net, model.hparams, start, settings.fit.seed)
+    start = target.start(fixed, read_ends(target.loaded), lessons)
+    return new_net(settings.net, target.loaded.model.hparams, start, settings.fit.seed)
 
 
-def restore_start(
-    path: Path, target: TrainingTarget, settings: RunSettings, answers: Sequence[Answer]
-) -> RestoredRun:
-    """The run in `path`, for a new one with `settings` to start with its weights.
-
-    The new net may have more layers, a wider MLP and more tokens; see `take_over`.
-
-    Args:
-        answers: Their most frequent tokens are those that the net knows beside the old ones.
-    Raises:
-        ConfigError: Its net has another shape; says which.
-        WeightsError: As `restore_run`.
-    """
-    run = restore_run(path, target)
-    old, new = run.record.settings.net, settings.net
-    sizes = {name: max(getattr(old, name), getattr(new, name)) for name in _GROWING}
-    differing = differences(old.model_copy(update=sizes).model_dump(), new.model_dump())
-    if differing:
-        raise ConfigError(
-            f"the net in {path} differs from the one to train in {'; '.join(differing)}",
-            hint="give the options that it was trained with, or leave out --start-from; only "
-            "--layers, --intermediate and --draft-vocab may grow",
-        )
-    always = run.fixed.token_ids.tolist()
-    size, vocab_size = new.draft_vocab_size, target.identity.vocab_size
-    fixed = replace(run.fixed, token_ids=select_draft_tokens(answers, vocab_size, size, always))
-    net = start_net(settings, target, fixed)
-    take_over(net, run.net)
-    return replace(run, fixed=fixed, net=net)
+def write_shape(folder: RunFolder, hparams: DraftHparams) -> None:
+    """Keep the shape of a run's net, of which its settings say only a part."""
+    kind = TypeAdapter(type(hparams))
+    write_text(folder.path / _SHAPE_FILE, kind.dump_json(hparams, indent=1).decode() + "\n")
 
 
 def write_fixed(folder: RunFolder, fixed: FixedParts) -> None:
@@ -169,8 +141,26 @@ def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:
         fixed = FixedParts(**load_file(path / _FIXED_FILE))
     except (OSError, TypeError, SafetensorError) as error:
         raise WeightsError(f"{path / _FIXED_FILE} cannot be read: {error}") from error
-    net = start_net(record.settings, target, fixed)
+    hparams = _read_shape(path, record.settings, target)
+    start = target.start(fixed, read_ends(target.loaded))
+    net = bare_net(hparams, record.settings.net, start, record.settings.fit.seed)
     with torch.no_grad():
         for name, parameter in net.trained().items():
             parameter.copy_(tensors[f"parameter/{name}"])
     return RestoredRun(path, record, fixed, net, progress)
+
+
+def _read_shape(path: Path, settings: RunSettings, target: TrainingTarget) -> DraftHparams:
+    file = path / _SHAPE_FILE
+    usual: DraftHparams = FAMILIES[settings.net.family].hparams(
+        settings.net, target.loaded.model.hparams
+    )
+    if not file.exists():  # of a run that began before shapes were kept
+        return usual
+    try:
+        shape: DraftHparams = TypeAdapter(type(usual)).validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise WeightsError(
+            f"{file} cannot be read: {error}", hint="train the run anew, in another folder"
+        ) from error
+    return shape

@@ -34,3 +34,8 @@ def usual_taps(features: Sequence[Features]) -> Tensor:
 def tap_scales_of(taps: Tensor) -> Tensor:
     """[taps * hidden] float32 root mean square of each channel of `usual_taps`."""
     return taps.square().mean(0).sqrt().clamp_min(_SMALLEST)
+
+
+def exact_scales(scales: Tensor) -> Tensor:
+    """The nearest powers of two: what is multiplied by them and divided again stays to the bit."""
+    return scales.log2().round().exp2()

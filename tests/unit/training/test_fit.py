@@ -10,14 +10,16 @@ from torch import Tensor
 
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.hparams import DraftFamily
+from slipstream.training.begin import Beginning, begin_with
 from slipstream.training.dataset import Dataset
 from slipstream.training.families.table import family_for
 from slipstream.training.fit import fit
+from slipstream.training.given import open_given
 from slipstream.training.packing import arrange, cut_answers
 from slipstream.training.plot import write_plot
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.schedule import PackStream, learning_rate
-from slipstream.training.session import TrainingTarget, restore_start, write_fixed
+from slipstream.training.session import TrainingTarget, open_source, write_fixed
 from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Trainer
 from tests.support.training import (
@@ -67,6 +69,13 @@ def begin(path: Path, settings: RunSettings, target: TrainingTarget, dataset: Da
         RunRecord(target=target.identity, dataset_sha256=dataset.manifest.sha256, settings=settings)
     )
     write_fixed(folder, fixed_parts(settings))
+
+
+def start_with(
+    path: Path, settings: RunSettings, target: TrainingTarget, dataset: Dataset
+) -> Beginning:
+    source = open_source(target, dataset, settings.net.tap_layer_ids, None)
+    return begin_with(open_given(str(path), target), settings, target, dataset, source)
 
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3"])
@@ -202,7 +211,7 @@ def test_a_larger_net_starts_as_the_smaller_one(
 
     old_size = getattr(settings.net, size)
     larger = tiny_settings(family, {size: 2 * old_size})
-    net = restore_start(tmp_path / "run", target, larger, dataset.answers).net
+    net = start_with(tmp_path / "run", larger, target, dataset).net
     grown = trainer_of(larger, target, dataset, net=net)
 
     packs = arrange(cut_answers(dataset.answers, dataset.indices("train"), PACK_LEN), PACK_LEN, 0)
@@ -215,7 +224,7 @@ def test_a_larger_net_starts_as_the_smaller_one(
         last = f"layers.{larger.net.num_layers - 1}.{name}.weight"
         assert (net.parameters[last] != before[last]).all()
     with pytest.raises(ConfigError, match=size):
-        restore_start(tmp_path / "grown", target, settings, dataset.answers)
+        start_with(tmp_path / "grown", settings, target, dataset)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -229,7 +238,7 @@ def test_a_net_that_knows_more_tokens_starts_with_what_it_knew(
     size = settings.net.draft_vocab_size
     larger = tiny_settings(family, {"draft_vocab_size": size + 20})
 
-    start = restore_start(tmp_path / "run", target, larger, dataset.answers)
+    start = start_with(tmp_path / "run", larger, target, dataset)
 
     old, new = small.net.known_ids(), start.net.known_ids()
     assert torch.equal(new, start.fixed.token_ids)
@@ -248,7 +257,9 @@ def test_a_net_that_knows_more_tokens_starts_with_what_it_knew(
     expected = float((of_known * rows[places]).sum() / of_known.square().sum())
     assert ratio == pytest.approx(expected, rel=1e-3)
     with pytest.raises(ConfigError, match="draft_vocab_size"):
-        restore_start(tmp_path / "run", target, tiny_settings(family, {"draft_vocab_size": 5}), ())
+        start_with(
+            tmp_path / "run", tiny_settings(family, {"draft_vocab_size": 5}), target, dataset
+        )
 
 
 def test_every_epoch_reads_each_answer_once_in_another_order() -> None:

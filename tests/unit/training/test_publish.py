@@ -20,6 +20,7 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.learned.mtp import chain_branch
 from slipstream.training.calibrate import calibrate
 from slipstream.training.evaluate import evaluate, measured
+from slipstream.training.given import find_served
 from slipstream.training.objective import RowResults
 from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
@@ -140,7 +141,7 @@ def test_an_exported_head_drafts_and_changes_no_token(
 ) -> None:
     run = saved_run("mtp", target, tmp_path)
     export_run(run, target, tmp_path / "draft", layout, stored, {})
-    own = drafter_settings(run.record.settings.net, str(tmp_path / "draft"), DraftShape())
+    own = drafter_settings(find_served(str(tmp_path / "draft")), DraftShape())
     prompts = [[11, 12, 13], [40, 41, 42, 43, 44, 45, 46], [200, 9]]
     path = Path(target.source)
     for params in (

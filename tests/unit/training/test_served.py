@@ -11,8 +11,7 @@ from slipstream.config.load import load_config
 from slipstream.engine.llm import LLM, Generation
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.conversations import Conversation, Message
-from slipstream.training.served import DraftShape, drafter_settings, measure_served
-from slipstream.training.settings import NetSettings
+from slipstream.training.served import DraftShape, ServedNet, drafter_settings, measure_served
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
@@ -69,16 +68,7 @@ def test_a_turn_that_leaves_no_room_is_left_out_with_those_behind_it(llm: LLM) -
     assert told == [1, 1, 1]
 
 
-NET = NetSettings(
-    family="dspark",
-    num_layers=1,
-    tap_layer_ids=(1,),
-    max_draft_len=4,
-    draft_vocab_size=8,
-    intermediate_size=8,
-    mask_token_id=0,
-    trains_head=True,
-)
+NET = ServedNet("dspark", "run/draft", draft_len=4)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +82,7 @@ NET = NetSettings(
 def test_the_shape_of_a_draft_becomes_settings(
     shape: DraftShape, lens: tuple[int, int, int, int]
 ) -> None:
-    overrides = drafter_settings(NET, "run/draft", shape)
+    overrides = drafter_settings(NET, shape)
     chosen = load_config(file=None, env={}, overrides=overrides).speculation
     (drafter,) = chosen.drafters
     assert drafter.model_dump().items() >= {"kind": "dspark", "source": "run/draft"}.items()
@@ -106,6 +96,6 @@ def test_the_shape_of_a_draft_becomes_settings(
 
 
 def test_other_drafters_are_merged_with_it() -> None:
-    overrides = drafter_settings(NET, "run/draft", DraftShape(beside=("suffix",)))
+    overrides = drafter_settings(NET, DraftShape(beside=("suffix",)))
     chosen = load_config(file=None, env={}, overrides=overrides).speculation
     assert [item.kind for item in chosen.drafters] == ["suffix", "dspark"]

@@ -64,10 +64,7 @@ def load_draft(
     """
     described = describe_checkpoint(checkpoint)
     if described is None:
-        raise WeightsError(
-            f"{checkpoint.path} holds no drafter: it has no tensor fc.weight",
-            hint="a whole model drafts as kind draft_model",
-        )
+        raise no_drafter(checkpoint)
     problems = misfits(described, target)
     if problems:
         raise WeightsError(
@@ -103,6 +100,14 @@ def packed_products(
     stored = {name: item for name, item in parameters.items() if _is_of_product(name, shapes)}
     rest = {name: item for name, item in parameters.items() if name not in stored}
     return PackedProducts(kernels, stored), rest
+
+
+def no_drafter(checkpoint: Checkpoint) -> WeightsError:
+    """What to raise where a checkpoint should be a drafter's."""
+    return WeightsError(
+        f"{checkpoint.path} holds no drafter: it has no tensor fc.weight",
+        hint="a whole model drafts as kind draft_model",
+    )
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> DraftCheckpoint | None:

@@ -107,6 +107,21 @@ def misfits(heads: MtpCheckpoint, target: Hparams) -> list[str]:
     return problems
 
 
+def require_fit(checkpoint: Checkpoint, heads: MtpCheckpoint, target: Hparams) -> None:
+    """Refuse a checkpoint's heads where they cannot serve a target.
+
+    Raises:
+        WeightsError: Says why.
+    """
+    problems = misfits(heads, target)
+    if problems:
+        raise WeightsError(
+            f"the multi-token-prediction head in {checkpoint.path} does not fit the target: "
+            f"{'; '.join(problems)}",
+            hint="use a head that was trained with this target",
+        )
+
+
 def no_heads(checkpoint: Checkpoint) -> WeightsError:
     """What to raise where a checkpoint should have heads."""
     return WeightsError(
@@ -134,13 +149,7 @@ def load_heads(
     described = describe_heads(checkpoint)
     if described is None:
         raise no_heads(checkpoint)
-    problems = misfits(described, target.hparams)
-    if problems:
-        raise WeightsError(
-            f"the multi-token-prediction head in {checkpoint.path} does not fit the target: "
-            f"{'; '.join(problems)}",
-            hint="use a head that was trained with this target",
-        )
+    require_fit(checkpoint, described, target.hparams)
     loader = _HeadLoader(checkpoint, described, target, _products(dtype, kernels))
     return loader.load()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from slipstream.errors import WeightsError
 from slipstream.models.drafts.hparams import DFlashHparams, DraftFamily
 from slipstream.models.hparams import Hparams
 from slipstream.models.identity import TargetIdentity
@@ -45,6 +47,28 @@ class BlockFamily(TrainingFamily[B], Generic[B]):
         num_drafts = settings.net.max_draft_len
         return BlockObjective(ids, settings.losses, num_drafts, anchors, recomputes=fit.recomputes)
 
+    def settings_of(self, hparams: B) -> dict[str, Any]:
+        """See `TrainingFamily`."""
+        return super().settings_of(hparams) | {
+            "max_draft_len": hparams.max_draft_len,
+            "mask_token_id": hparams.mask_token_id,
+        }
+
+    def grown(self, hparams: B, settings: NetSettings) -> B:
+        """See `TrainingFamily`."""
+        causal = hparams.causal_layers
+        more = causal[-1:] * (settings.num_layers - len(causal))
+        return replace(super().grown(hparams, settings), causal_layers=causal + more)
+
+    def require_trainable(self, hparams: B) -> None:
+        """See `TrainingFamily`."""
+        if hparams.logit_scale != 1.0 or hparams.logit_cap is not None:
+            raise WeightsError(
+                f"the net's logits are scaled by {hparams.logit_scale:g} and capped at "
+                f"{hparams.logit_cap}; training knows them only as they are",
+                hint="measure it with `slipstream train eval --prompts`, or train a new one",
+            )
+
     def start(self, parameters: dict[str, Tensor], hparams: B, start: Start) -> None:
         """See `TrainingFamily`; with lessons, rows also know where to look."""
         super().start(parameters, hparams, start)
@@ -67,7 +91,7 @@ class BlockFamily(TrainingFamily[B], Generic[B]):
         return {
             "num_target_layers": target.num_layers,
             "dflash_config": self._block_fields(hparams) | taps | self._own_fields(hparams),
-            "is_causal": False,
+            **causal_fields(hparams),
         }
 
     def speculators_fields(self, hparams: B) -> Json:
@@ -77,6 +101,7 @@ class BlockFamily(TrainingFamily[B], Generic[B]):
             **self._block_fields(hparams),
             "sample_from_anchor": hparams.first_draft_row == 0,
             **self._own_fields(hparams),
+            **unusual_causal_fields(hparams),
         }
 
     def gguf_keys(self, hparams: B) -> dict[str, GgufValue]:
@@ -92,9 +117,16 @@ class BlockFamily(TrainingFamily[B], Generic[B]):
         """Fields of config.json, in either layout, that other block drafters lack."""
         return {}
 
-    @staticmethod
-    def _block_fields(hparams: DFlashHparams) -> Json:
-        return {"block_size": hparams.draft_block_len, "mask_token_id": hparams.mask_token_id}
+    def _block_fields(self, hparams: B) -> Json:
+        fields: Json = {
+            "block_size": hparams.draft_block_len,
+            "mask_token_id": hparams.mask_token_id,
+        }
+        if hparams.first_draft_row != self.first_draft_row:
+            fields["sample_from_anchor"] = hparams.first_draft_row == 0
+        if hparams.embedding_scale != 1.0:
+            fields["input_embedding_scale"] = hparams.embedding_scale
+        return fields
 
     def _common(self, settings: NetSettings, target: Hparams) -> dict[str, Any]:
         """As in `TrainingFamily`, of `DFlashHparams`."""
@@ -116,3 +148,16 @@ class DFlashFamily(BlockFamily[DFlashHparams]):
     def hparams(self, settings: NetSettings, target: Hparams) -> DFlashHparams:
         """See `TrainingFamily`."""
         return DFlashHparams(**self._common(settings, target))
+
+
+def causal_fields(hparams: DFlashHparams) -> Json:
+    """What tells which layers are causal; where they differ, those with a window are."""
+    causal = set(hparams.causal_layers)
+    return {"is_causal": causal.pop()} if len(causal) == 1 else {}
+
+
+def unusual_causal_fields(hparams: DFlashHparams) -> Json:
+    """The same, but nothing of nets like those that are trained from scratch."""
+    windows = [layer.window for layer in hparams.body.layers]
+    is_unusual = any(hparams.causal_layers) or any(windows)
+    return causal_fields(hparams) if is_unusual else {}

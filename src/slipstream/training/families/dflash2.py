@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from slipstream.errors import ConfigError
 from slipstream.models.drafts.hparams import DFlash2Hparams, DraftFamily
@@ -37,6 +37,13 @@ class DFlash2Family(BlockFamily[DFlash2Hparams]):
             selector_rank=settings.selector_rank,
             selector_top_k=min(settings.selector_top_k, settings.draft_vocab_size),
         )
+
+    def settings_of(self, hparams: DFlash2Hparams) -> dict[str, Any]:
+        """See `TrainingFamily`."""
+        return super().settings_of(hparams) | {
+            "selector_rank": hparams.selector_rank,
+            "selector_top_k": hparams.selector_top_k,
+        }
 
     def gguf_keys(self, hparams: DFlash2Hparams) -> dict[str, GgufValue]:
         """See `TrainingFamily`."""

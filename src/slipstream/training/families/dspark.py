@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from slipstream.models.drafts.hparams import DraftFamily, DSparkHparams
 from slipstream.models.hparams import Hparams
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.block_start import start_markov_head
-from slipstream.training.families.dflash import BlockFamily
+from slipstream.training.families.dflash import BlockFamily, unusual_causal_fields
 from slipstream.training.families.family import GgufValue, Json
 from slipstream.training.settings import LossSettings, NetSettings
 from slipstream.training.start import Lessons, Start
@@ -39,6 +40,17 @@ class DSparkFamily(BlockFamily[DSparkHparams]):
             confidence_reads_markov=settings.markov_rank > 0,
         )
 
+    def settings_of(self, hparams: DSparkHparams) -> dict[str, Any]:
+        """See `TrainingFamily`."""
+        return super().settings_of(hparams) | {
+            "markov_rank": hparams.markov_rank,
+            "markov_kind": hparams.markov_kind or "vanilla",
+        }
+
+    def grown(self, hparams: DSparkHparams, settings: NetSettings) -> DSparkHparams:
+        """See `TrainingFamily`; temperatures were fitted to the net as it was."""
+        return replace(super().grown(hparams, settings), confidence_temperatures=())
+
     def config_fields(self, hparams: DSparkHparams, target: TargetIdentity) -> Json:
         """See `TrainingFamily`."""
         return {
@@ -46,6 +58,7 @@ class DSparkFamily(BlockFamily[DSparkHparams]):
             **self._block_fields(hparams),
             **self._own_fields(hparams),
             "target_layer_ids": list(hparams.tap_layer_ids or ()),
+            **unusual_causal_fields(hparams),
         }
 
     def gguf_keys(self, hparams: DSparkHparams) -> dict[str, GgufValue]:

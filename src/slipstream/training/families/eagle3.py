@@ -65,6 +65,7 @@ class Eagle3Family(ChainFamily[Eagle3Hparams]):
         return {
             "num_target_layers": target.num_layers,
             "eagle_aux_hidden_state_layer_ids": layer_inputs(hparams),
+            **{name: True for name, is_on in _options(hparams).items() if is_on},
         }
 
     def gguf_keys(self, hparams: Eagle3Hparams) -> dict[str, GgufValue]:
@@ -74,7 +75,21 @@ class Eagle3Family(ChainFamily[Eagle3Hparams]):
                 "GGUF has no eagle3 net whose chained rows read behind the final norm",
                 hint="export it with --layout slipstream",
             )
+        if hparams.has_input_norm:
+            raise ConfigError(
+                "GGUF has no eagle3 net whose taps are normalised before they are fused",
+                hint="export it with --layout slipstream",
+            )
         return super().gguf_keys(hparams) | {
             "eagle3.norm_before_residual": hparams.has_normed_residual,
             "eagle3.norm_before_fc": hparams.has_input_norm,
         }
+
+
+def _options(hparams: Eagle3Hparams) -> dict[str, bool]:
+    """Published options, by their fields in config.json."""
+    return {
+        "norm_before_residual": hparams.has_normed_residual,
+        "norm_before_fc": hparams.has_input_norm,
+        "norm_output": hparams.recycles_normed,
+    }

@@ -40,7 +40,6 @@ class TrainingFamily(ABC, Generic[H]):
         name: The nets' family.
         num_layers, max_draft_len: Where the command does not say.
         losses: That learn fast; docs/log.md says where they differ from the family's paper.
-        constants: Parameters that are never optimised.
         of_tokens: Parameters with a row for each token that the draft knows.
         has_qk_norm: Whether queries and keys are normalised.
         model_type, architecture: What config.json calls the layers and the net.
@@ -53,7 +52,6 @@ class TrainingFamily(ABC, Generic[H]):
     num_layers: ClassVar[int]
     max_draft_len: ClassVar[int]
     losses: ClassVar[LossSettings]
-    constants: ClassVar[frozenset[str]] = frozenset()
     of_tokens: ClassVar[frozenset[str]] = frozenset({HEAD})
     has_qk_norm: ClassVar[bool]
     model_type: ClassVar[str]
@@ -69,6 +67,41 @@ class TrainingFamily(ABC, Generic[H]):
         Raises:
             ConfigError: The target cannot have such a net.
         """
+
+    def settings_of(self, hparams: H) -> dict[str, Any]:
+        """Fields of `NetSettings` that a net's shape decides. Any: they have different types."""
+        return {
+            "family": self.name,
+            "num_layers": hparams.body.num_layers,
+            "tap_layer_ids": hparams.tap_layer_ids,
+            "draft_vocab_size": hparams.draft_vocab_size,
+            "intermediate_size": hparams.body.intermediate_size,
+        }
+
+    def grown(self, hparams: H, settings: NetSettings) -> H:
+        """The same net with the layers, tokens and width of the MLP that the settings ask for.
+
+        Raises:
+            ConfigError: The family has no such net.
+        """
+        layers = hparams.body.layers
+        body = replace(
+            hparams.body,
+            intermediate_size=settings.intermediate_size,
+            layers=layers + layers[-1:] * (settings.num_layers - len(layers)),
+        )
+        return replace(hparams, body=body, draft_vocab_size=settings.draft_vocab_size)
+
+    def require_trainable(self, hparams: H) -> None:
+        """Refuse a net that the objective does not compute as a server does.
+
+        Raises:
+            WeightsError: Says what it has that training lacks.
+        """
+
+    def constants(self, start: Start) -> dict[str, Tensor]:
+        """Parameters that are the target's, and are never optimised."""
+        return {}
 
     @abstractmethod
     def objective(self, settings: RunSettings, ids: DraftIds) -> Objective:
@@ -99,6 +132,10 @@ class TrainingFamily(ABC, Generic[H]):
             tap_scales: [taps * hidden] by which what is optimised expects taps to be divided.
         """
         return {**parameters, FUSION: parameters[FUSION] / tap_scales}
+
+    def as_trained(self, parameters: Mapping[str, Tensor], tap_scales: Tensor) -> dict[str, Tensor]:
+        """The way back from `as_run`."""
+        return {**parameters, FUSION: parameters[FUSION] * tap_scales}
 
     def stored(self, parameters: Mapping[str, Tensor], *, is_reduced: bool) -> dict[str, Tensor]:
         """What a checkpoint must hold, by its name there.
@@ -178,6 +215,10 @@ class TrainingFamily(ABC, Generic[H]):
             is_norm_zero_centred=False,
             has_sandwich_norms=False,
             embedding_scale=None,
+            weights_prefix="model",
+            latent=None,
+            partial_rotary_dim=None,
+            has_output_gate=False,
         )
         return {
             "body": body,

@@ -38,17 +38,12 @@ class MtpFamily(ChainFamily[MtpHparams]):
     losses: ClassVar = LossSettings(  # the decay is FastMTP's
         label=0.0, soft=1.0, distance=0.0, confidence=0.0, selector=0.0, depth_decay=0.6
     )
-    constants: ClassVar = frozenset({TARGET_NORM})
     architecture: ClassVar = "LlamaForCausalLM"
     gguf_architecture: ClassVar = "llama"  # whose layer it has
 
     def hparams(self, settings: NetSettings, target: Hparams) -> MtpHparams:
         """See `TrainingFamily`."""
-        if settings.num_layers != 1:
-            raise ConfigError(
-                f"{self.name} has one layer, got --layers {settings.num_layers}",
-                hint="leave out --layers",
-            )
+        self._require_one_layer(settings)
         common = self._common(settings, target)
         last = self.tap_layer_ids(target.num_layers)
         if settings.tap_layer_ids != last:
@@ -59,6 +54,15 @@ class MtpFamily(ChainFamily[MtpHparams]):
             )
         return MtpHparams(**common, recycles_normed=True)
 
+    def grown(self, hparams: MtpHparams, settings: NetSettings) -> MtpHparams:
+        """See `TrainingFamily`."""
+        self._require_one_layer(settings)
+        return super().grown(hparams, settings)
+
+    def constants(self, start: Start) -> dict[str, Tensor]:
+        """See `TrainingFamily`."""
+        return {TARGET_NORM: start.final_norm.clone()}
+
     def tap_layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
         """See `TrainingFamily`."""
         return (num_target_layers - 1,)
@@ -66,12 +70,15 @@ class MtpFamily(ChainFamily[MtpHparams]):
     def start(self, parameters: dict[str, Tensor], hparams: MtpHparams, start: Start) -> None:
         """Let the head pass the state through that it reads."""
         scale = start.final_norm
-        parameters[TARGET_NORM] = scale
         parameters[NORM] = scale.square().mean().sqrt().repeat(len(scale)) * NORM_SHARE
         parameters[FUSION] = parameters[FUSION] * NOISE_SHARE
         parameters[FUSION][:, -len(scale) :] += torch.eye(len(scale))
 
     def as_run(self, parameters: Mapping[str, Tensor], tap_scales: Tensor) -> dict[str, Tensor]:
+        """See `TrainingFamily`."""
+        return dict(parameters)
+
+    def as_trained(self, parameters: Mapping[str, Tensor], tap_scales: Tensor) -> dict[str, Tensor]:
         """See `TrainingFamily`."""
         return dict(parameters)
 
@@ -104,6 +111,13 @@ class MtpFamily(ChainFamily[MtpHparams]):
     def gguf_name(self, name: str, hparams: MtpHparams) -> str:
         """See `TrainingFamily`."""
         return gguf_head_name(name.removeprefix(_PREFIX), _num_target_layers(hparams))
+
+    def _require_one_layer(self, settings: NetSettings) -> None:
+        if settings.num_layers != 1:
+            raise ConfigError(
+                f"{self.name} has one layer, got --layers {settings.num_layers}",
+                hint="leave out --layers",
+            )
 
 
 def _num_target_layers(hparams: MtpHparams) -> int:
