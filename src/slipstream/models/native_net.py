@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from slipstream.kernels import draft_structs, structs
 from slipstream.kernels.library import KernelLibrary
@@ -57,6 +58,7 @@ class NativeNet:
         self._tables = tables
         self._sine_offset = head_dim // 2 * torch.float32.itemsize
         self._num_positions = 0
+        self._angles: list[Tensor] = []
 
     @property
     def functions(self) -> ctypes.CDLL:
@@ -72,8 +74,11 @@ class NativeNet:
         if num_positions <= self._num_positions:
             return
         lens = []
+        self._angles.clear()
         for layer, table in zip(self._layers, self._tables, strict=True):
             cos, sin = table.tables(num_positions - 1)
+            # Held: a draft in torch may have the table grow, which then keeps other tensors.
+            self._angles += (cos, sin)
             layer.cosines = cos.data_ptr()
             layer.sines = sin.data_ptr() + self._sine_offset  # a table's first half is negated
             lens.append(len(cos))
