@@ -26,6 +26,12 @@ inline int64_t slot_stride(const AttentionShape& shape) {
     return 2 * int64_t(shape.kv_heads) * shape.head_dim;
 }
 
+// The same in bytes.
+inline int64_t slot_bytes(const AttentionShape& shape) {
+    const int size = shape.kv_format == KV_F32 ? 4 : shape.kv_format == KV_BF16 ? 2 : 1;
+    return size * slot_stride(shape);
+}
+
 // Consecutive rows of one branch.
 struct Tile {
     int64_t first_row;   // in AttentionPlan::rows and positions

@@ -73,13 +73,13 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
     const Range range = unit.heads_of(section);
     const Pace<IS_STREAMED> pace{reader};
     find_rows(job, blocks);
+    const bool is_arranged = !reads_rows(job);
     Keys keys[16 * SECTION_KEYS];
     // Every second thread goes from the last head to the first: neighbours then share the adding up.
     const int count = ceil_div(range.end - range.begin, job.bundle), is_back = unit.thread % 2;
     for (int i = 0; i < count; i++) {
         const int h = range.begin + (is_back ? count - 1 - i : i) * job.bundle;
         const int head = unit.first_head + h, heads = job.heads_of(unit, h);
-        const bool is_arranged = !reads_rows(job);
         const auto fetch = [&](int next, int b) {
             if (is_arranged)
                 fetch_values<HAS_CODES>(job, b * KEY_BLOCK, head + next, job.values_at(next, b), pace);
@@ -176,7 +176,6 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
     const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const bool has_codes = shape.kv_format == KV_INT8;
     const int64_t head_bytes = has_codes ? dim : 2 * dim;
-    const int64_t slot_bytes = head_bytes / int64_t(dim) * slot_stride(shape);
     size_t heads = 1, tiles = ceil_div(MAX_TILE_ROWS * int(group), 16);
     for (int i = 0; i < units.num_units; i++)
         heads = size_t(units.units[i].num_heads) > heads ? units.units[i].num_heads : heads;
@@ -193,7 +192,7 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
                             8 * SECTION,
                             sizeof(uint8_t*) * SECTION,
                             sizeof(uint8_t*) * SECTION,
-                            size_t(ceil_div(slot_bytes, 64)) * 64};
+                            size_t(ceil_div(int(slot_bytes(shape)), 64)) * 64};
     constexpr int NUM_PARTS = sizeof(sizes) / sizeof(sizes[0]);
     size_t bytes = 0;
     for (size_t size : sizes) bytes += size;
@@ -219,7 +218,7 @@ void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* c
     job.value_scales = floats(10);
     job.has_codes = has_codes;
     job.head_bytes = head_bytes;
-    job.slot_bytes = slot_bytes;
+    job.slot_bytes = slot_bytes(shape);
     job.key_rows = reinterpret_cast<const uint8_t**>(at[11]);
     job.value_rows = reinterpret_cast<const uint8_t**>(at[12]);
     job.zeros = static_cast<uint8_t*>(memset(at[13], 0, sizes[13]));

@@ -19,15 +19,9 @@ const uint16_t* normalised(const Pass& pass, const Norm& norm, uint16_t* shared,
     return shared;
 }
 
-// Of a slot's keys and the values that follow them.
-int64_t slot_bytes_of(const AttentionShape& shape) {
-    const int size = shape.kv_format == KV_F32 ? 4 : shape.kv_format == KV_BF16 ? 2 : 1;
-    return size * slot_stride(shape);
-}
-
 // Bring the places of rows' keys and values near, while the product that makes them is computed.
 void prefetch_slots(const Pass& pass, const Layer& layer, Share rows) {
-    const size_t bytes = slot_bytes_of(pass.shape);
+    const size_t bytes = slot_bytes(pass.shape);
     for (int row = rows.begin; row < rows.end; row++)
         for (size_t i = 0; i < bytes; i += 64)
             __builtin_prefetch(static_cast<const char*>(layer.keys) + pass.slots[row] * bytes + i, 1);
@@ -44,7 +38,7 @@ Upcoming upcoming_of(const Pass& pass, const Layer& layer, const Member& member)
     const int64_t begin = int64_t(unit.first_section + unit.begin / unit.num_bundles()) * SECTION;
     const int64_t left = plan.positions[tile.first_row + tile.num_rows - 1] - begin;
     return {static_cast<const uint8_t*>(layer.keys), plan.slots + tile.first_slot + begin,
-            slot_bytes_of(pass.shape), static_cast<int32_t>(left < SECTION ? left : SECTION)};
+            slot_bytes(pass.shape), static_cast<int32_t>(left < SECTION ? left : SECTION)};
 }
 
 }  // namespace
