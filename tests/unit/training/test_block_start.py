@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ from slipstream.training.markov_start import markov_start
 from slipstream.training.objective import DraftIds
 from slipstream.training.session import TrainingTarget, start_net
 from slipstream.training.start import Lessons
-from tests.support.training import VOCAB_SIZE, fixed_parts, tiny_settings, tiny_target
+from tests.support.training import VOCAB_SIZE, fixed_parts, tiny_settings
 
 CONTEXT_LEN, NUM_ROWS, HIDDEN = 24, 4, 32
 BLOCK_FAMILIES: tuple[DraftFamily, ...] = ("dspark", "dflash", "dflash2")
@@ -65,11 +63,6 @@ def test_both_factors_are_equally_large() -> None:
     text = torch.randint(0, 40, (2000,), generator=generator).tolist()
     first, second = markov_start(answers_of(text), DraftIds(None, 40), 8)
     assert 0.5 < float(first.square().mean() / second.square().mean()) < 2.0
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> TrainingTarget:
-    return tiny_target(tmp_path)
 
 
 def started(family: DraftFamily, target: TrainingTarget, lessons: Lessons | None) -> AnyDraftNet:

@@ -21,11 +21,6 @@ SHARD_BYTES = 20_000
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> TrainingTarget:
-    return tiny_target(tmp_path)
-
-
-@pytest.fixture
 def dataset(target: TrainingTarget, tmp_path: Path) -> Dataset:
     return write_dataset(tmp_path / "data", target, counting_answers(12))
 

@@ -30,15 +30,9 @@ from tests.support.training import (
     empty_tally,
     fixed_parts,
     tiny_settings,
-    tiny_target,
     trainer_of,
     write_dataset,
 )
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> TrainingTarget:
-    return tiny_target(tmp_path)
 
 
 @pytest.fixture

@@ -26,15 +26,9 @@ from tests.support.training import (
     empty_tally,
     tiny_net,
     tiny_settings,
-    tiny_target,
     trainer_of,
     write_dataset,
 )
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> TrainingTarget:
-    return tiny_target(tmp_path)
 
 
 def packs_of(target: TrainingTarget, path: Path, settings: RunSettings) -> Packs:

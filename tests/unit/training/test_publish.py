@@ -49,11 +49,6 @@ from tests.support.training import (
 DRAFT_NETS = tuple(family for family in FAMILIES if family != "mtp")
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> TrainingTarget:
-    return tiny_target(tmp_path)
-
-
 def saved_run(family: DraftFamily, target: TrainingTarget, path: Path) -> RestoredRun:
     """A run of no steps, saved and read again."""
     settings = tiny_settings(family)

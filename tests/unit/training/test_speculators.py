@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -22,7 +21,7 @@ from slipstream.models.drafts.parts import LayerKv, empty_context
 from slipstream.training.publish import export_run
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.session import RestoredRun, TrainingTarget, restore_run, write_fixed
-from tests.support.training import fixed_parts, tiny_net, tiny_settings, tiny_target
+from tests.support.training import fixed_parts, tiny_net, tiny_settings
 
 NUM_TOKENS, NUM_STEPS = 7, 3
 
@@ -86,11 +85,6 @@ class VllmEagle3:
     def target_token(self, logits: Tensor) -> int:
         place = int(logits.argmax())
         return place + int(self.tensors["d2t"][place])
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> TrainingTarget:
-    return tiny_target(tmp_path)
 
 
 def a_run(target: TrainingTarget, path: Path) -> RestoredRun:
