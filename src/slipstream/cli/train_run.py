@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from slipstream.cli.train_settings import FitOptions, choose_settings, pieces_of
 from slipstream.cli.training import provenance_of
 from slipstream.clock import SystemClock
+from slipstream.models.drafts.origin import PROVENANCE_FILE
 from slipstream.training.begin import begin_new, begin_with
 from slipstream.training.dataset import open_dataset
 from slipstream.training.fit import Intervals, Reporting, fit
@@ -25,7 +26,6 @@ from slipstream.training.plot import write_plot
 from slipstream.training.publish import export_run, tell_story
 from slipstream.training.run_folder import (
     DRAFT_FOLDER,
-    PROVENANCE_FILE,
     RunFolder,
     RunRecord,
     Score,

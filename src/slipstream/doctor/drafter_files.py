@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from slipstream.engine.loading import (
 from slipstream.errors import SlipstreamError, WeightsError
 from slipstream.models.drafts.hparams import DFlashHparams
 from slipstream.models.drafts.load import describe_checkpoint, misfits, with_taps
+from slipstream.models.drafts.origin import read_origin
 from slipstream.models.drafts.read import DraftCheckpoint
 from slipstream.models.hparams import Hparams
 from slipstream.models.identity import TargetIdentity
@@ -37,7 +37,6 @@ from slipstream.models.mtp.load import describe_heads, no_heads
 from slipstream.models.mtp.load import misfits as head_misfits
 from slipstream.tokenization.tokenizer import Tokenizer, load_tokenizer
 from slipstream.tokenization.vocabulary import require_same_vocabulary
-from slipstream.training.run_folder import PROVENANCE_FILE
 from slipstream.weights.checkpoint import Checkpoint
 from slipstream.weights.open import open_checkpoint
 
@@ -101,12 +100,9 @@ def check_drafter(item: DrafterConfig, config: Config, target: TargetFiles) -> l
 
 def check_origin(item: DraftNetConfig, path: Path, target: TargetIdentity) -> Finding | None:
     """Whether a net that Slipstream has trained was trained for these very weights."""
-    folder = path if path.is_dir() else path.parent
-    try:
-        story = json.loads((folder / PROVENANCE_FILE).read_bytes())
-        made_for = TargetIdentity.model_validate(story["run"]["target"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # published drafters say nothing of the kind
+    made_for = read_origin(path)
+    if made_for is None:
+        return None
     check = f"{item.name}: origin"
     if made_for.weights_digest == target.weights_digest:
         return Finding(check, "ok", f"trained for {made_for.describe()}")

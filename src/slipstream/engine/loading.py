@@ -27,6 +27,8 @@ from slipstream.models.decoder import Model
 from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.hparams import DraftFamily, family_of
 from slipstream.models.drafts.load import AnyDraftNet, load_draft
+from slipstream.models.drafts.origin import require_origin
+from slipstream.models.identity import identify
 from slipstream.models.load import load_model
 from slipstream.models.mtp.heads import MtpHeads
 from slipstream.models.mtp.load import load_heads
@@ -157,12 +159,14 @@ def load_draft_net(
     """Load a draft net and prove that it fits the target.
 
     Raises:
-        WeightsError: It does not, or is of another kind than the configuration says.
+        WeightsError: It does not, was trained for another, or is of another kind than the
+            configuration says.
         VocabularyMismatchError: It brings a tokenizer that is not the target's.
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
     checkpoint = open_checkpoint(draft_path(config, target_config))
     require_same_tokenizer(checkpoint, target.tokenizer)
+    require_origin(checkpoint.path, identify(target.name, target.model))
     ends = ModelEnds(target.model)
     net = load_draft(checkpoint, target.model.hparams, ends, dtype, open_kernels())
     require_family(config, checkpoint.path, family_of(net.hparams))
@@ -173,7 +177,8 @@ def load_mtp_heads(config: MtpConfig, target_config: ModelConfig, target: Loaded
     """Load multi-token-prediction heads and prove that they fit the target.
 
     Raises:
-        WeightsError: There are none, or they do not fit; names what is missing.
+        WeightsError: There are none, they do not fit, or were trained for another target; says
+            what is missing.
         VocabularyMismatchError: They come with a tokenizer that is not the target's.
     """
     dtype = _DTYPES.get(config.dtype, torch.bfloat16)
@@ -181,6 +186,7 @@ def load_mtp_heads(config: MtpConfig, target_config: ModelConfig, target: Loaded
     checkpoint = open_checkpoint(target.path if is_own else draft_path(config, target_config))
     if not is_own:
         require_same_tokenizer(checkpoint, target.tokenizer)
+        require_origin(checkpoint.path, identify(target.name, target.model))
     return load_heads(checkpoint, target.model, dtype, open_kernels())
 
 

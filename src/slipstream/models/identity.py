@@ -12,6 +12,7 @@ from slipstream.errors import WeightsError
 from slipstream.models.decoder import Model
 
 _NUM_DIGESTED = 256  # tokens whose embeddings stand for the weights
+_LEAST_AGREEMENT = 0.75  # a format of 4 bits moves a few peaks; another model shares next to none
 
 
 class TargetIdentity(BaseModel):
@@ -48,6 +49,24 @@ class TargetIdentity(BaseModel):
                 f"{self.describe()}",
                 hint="give that target with --model, or make them anew for this one",
             )
+
+    def resembles(self, other: TargetIdentity) -> bool | None:
+        """Whether `other` is the same model, perhaps in another format or trained further.
+
+        Returns: None where they differ in digest and one has no peaks to compare.
+        """
+        if self._shape() != other._shape():
+            return False
+        if self.weights_digest == other.weights_digest:
+            return True
+        mine, theirs = self.embedding_peaks, other.embedding_peaks
+        if not mine or not theirs:
+            return None
+        num_same = sum(left == right for left, right in zip(mine, theirs, strict=False))
+        return num_same >= _LEAST_AGREEMENT * max(len(mine), len(theirs))
+
+    def _shape(self) -> tuple[int, int, int]:
+        return self.num_layers, self.hidden_size, self.vocab_size
 
     def describe(self) -> str:
         """The target in words."""

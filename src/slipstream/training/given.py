@@ -18,6 +18,7 @@ from slipstream.engine.shipped import shipped_file
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.catalog import FOLDER, read_shipped
 from slipstream.models.drafts.hparams import DraftHparams
+from slipstream.models.drafts.origin import require_origin
 from slipstream.models.drafts.parts import StoredEnds
 from slipstream.training.families.family import HEAD
 from slipstream.training.families.table import family_for
@@ -95,6 +96,7 @@ def open_given(name: str, target: TrainingTarget) -> GivenNet:
         path = shipped_file(name, target.identity)
     checkpoint = _open(path)
     require_same_tokenizer(checkpoint, target.loaded.tokenizer)
+    require_origin(checkpoint.path, target.identity)
     ends = read_ends(target.loaded)
     stored = read_net(checkpoint, target.loaded, ends)
     settings = _settings_of(stored.hparams, name)

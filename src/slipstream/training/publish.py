@@ -13,6 +13,7 @@ from slipstream.errors import ConfigError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.models.drafts.hparams import DraftHparams
 from slipstream.models.drafts.load import describe_checkpoint
+from slipstream.models.drafts.origin import PEAKS_FIELD, PROVENANCE_FILE
 from slipstream.training.draft_files import (
     WEIGHTS_FILE,
     our_config,
@@ -23,7 +24,7 @@ from slipstream.training.draft_files import (
 from slipstream.training.draft_gguf import GgufType, write_draft_gguf
 from slipstream.training.families.table import family_for
 from slipstream.training.gguf_vocabulary import vocabulary_keys
-from slipstream.training.run_folder import PROVENANCE_FILE, Progress, RunRecord, write_json
+from slipstream.training.run_folder import Progress, RunRecord, write_json
 from slipstream.training.session import RestoredRun, TrainingTarget
 from slipstream.weights.open import open_checkpoint
 
@@ -82,7 +83,8 @@ def export_run(
         weights = path / WEIGHTS_FILE
         write_draft_folder(path, config, parameters, net.token_ids, dtype)
     _require_read_back(weights, hparams, layout)
-    write_json(path / PROVENANCE_FILE, story)
+    peaks = {PEAKS_FIELD: target.identity.embedding_peaks}
+    write_json(path / PROVENANCE_FILE, {**story, **peaks})
     if (run.path / CALIBRATION_FILE).exists():
         shutil.copyfile(run.path / CALIBRATION_FILE, path / CALIBRATION_FILE)
 

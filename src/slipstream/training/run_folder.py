@@ -17,7 +17,6 @@ from slipstream.models.identity import TargetIdentity
 from slipstream.training.settings import RunSettings
 
 RUN_FILE = "run.json"
-PROVENANCE_FILE = "provenance.json"
 DRAFT_FOLDER = "draft"
 _CHECKPOINTS = "checkpoints"
 _STATE_FILE, _TENSORS_FILE = "state.json", "tensors.safetensors"

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from slipstream.config.model import ModelConfig
+from slipstream.config.mtp import MtpConfig
+from slipstream.config.speculation import DSparkConfig
+from slipstream.engine.loading import LoadedModel, load_draft_net, load_mtp_heads
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.models.drafts.ends import ModelEnds
 from slipstream.models.drafts.hparams import DraftFamily, DSparkHparams, MtpHparams
 from slipstream.models.drafts.load import describe_checkpoint, load_draft
 from slipstream.models.drafts.mtp import MtpNet
+from slipstream.models.drafts.origin import read_origin, require_origin
 from slipstream.models.drafts.parts import empty_context
 from slipstream.models.mtp.heads import MtpRows
 from slipstream.models.mtp.load import describe_heads, load_heads, misfits
@@ -20,7 +27,7 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.learned.mtp import chain_branch
 from slipstream.training.calibrate import calibrate
 from slipstream.training.evaluate import evaluate, measured
-from slipstream.training.given import find_served
+from slipstream.training.given import find_served, open_given
 from slipstream.training.objective import RowResults
 from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
@@ -285,3 +292,70 @@ def test_a_drafter_without_confidence_cannot_be_calibrated() -> None:
     nothing = torch.ones(1, 2)
     with pytest.raises(WeightsError, match="no confidence head"):
         calibrate([RowResults(nothing, nothing.bool(), nothing.bool())])
+
+
+@pytest.mark.parametrize("layout", ["slipstream", "speculators", "gguf"])
+@pytest.mark.parametrize("family", ["dspark", "mtp"])
+def test_a_drafter_is_refused_by_another_model_of_the_same_shape(
+    family: DraftFamily, layout: Layout, target: TrainingTarget, tmp_path: Path
+) -> None:
+    if family == "mtp" and layout == "speculators":
+        pytest.skip("that layout has no multi-token-prediction heads")
+    run = saved_run(family, target, tmp_path)
+    stored = "f32" if layout == "gguf" else "float32"
+    story = tell_story(run.record, run.progress, {})
+    export_run(run, target, tmp_path / "draft", layout, stored, story)
+    source = tmp_path / "draft" / GGUF_FILE if layout == "gguf" else tmp_path / "draft"
+    other = tiny_target(tmp_path, seed=2)
+    model = ModelConfig(dtype="float32")
+    load: Callable[[LoadedModel], object]
+    if family == "mtp":
+        load = partial(load_mtp_heads, MtpConfig(source=str(source)), model)
+    else:
+        load = partial(load_draft_net, DSparkConfig(source=str(source)), model)
+
+    load(target.loaded)
+    with pytest.raises(WeightsError, match=r"was trained for target-1 .* target is target-2") as no:
+        load(other.loaded)
+    assert "slipstream train" in str(no.value.hint)
+    if family != "mtp":
+        with pytest.raises(WeightsError, match="was trained for target-1"):
+            open_given(str(source), other)
+
+    (tmp_path / "draft/provenance.json").unlink()  # nobody knows, and drafts change no answer
+    load(other.loaded)
+
+
+def test_a_target_in_another_format_keeps_its_drafters(
+    target: TrainingTarget, tmp_path: Path
+) -> None:
+    run = saved_run("dspark", target, tmp_path)
+    export_run(
+        run,
+        target,
+        tmp_path / "draft",
+        "slipstream",
+        "float32",
+        tell_story(run.record, run.progress, {}),
+    )
+    embeddings = target.loaded.model.embed(torch.arange(8)).abs()
+    assert len(set(embeddings.argmax(-1).tolist())) > 1  # peaks tell models apart
+    made_for = read_origin(tmp_path / "draft")
+    assert made_for == target.identity
+    other = {"weights_digest": "0123456789abcdef"}
+    require_origin(tmp_path / "draft", target.identity.model_copy(update=other))
+    peaks = tuple(peak + 1 for peak in target.identity.embedding_peaks)
+    with pytest.raises(WeightsError, match="was trained for"):
+        require_origin(
+            tmp_path / "draft",
+            target.identity.model_copy(update={**other, "embedding_peaks": peaks}),
+        )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"run": 3}', '{"run": {"target": null}}'])
+def test_a_story_that_says_nothing_of_a_target_refuses_nobody(
+    text: str, target: TrainingTarget, tmp_path: Path
+) -> None:
+    (tmp_path / "provenance.json").write_text(text)
+    assert read_origin(tmp_path) is None
+    require_origin(tmp_path / "weights.gguf", target.identity)

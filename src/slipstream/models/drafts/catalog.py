@@ -13,7 +13,6 @@ from slipstream.models.identity import TargetIdentity
 
 FOLDER = Path(__file__).parent / "shipped"
 _FILE = "catalog.json"
-_LEAST_AGREEMENT = 0.75  # a format of 4 bits moves a few peaks; another model shares next to none
 
 
 class _Entry(BaseModel):
@@ -40,13 +39,15 @@ class ShippedDrafter(_Entry):
 
     def fits(self, target: TargetIdentity) -> bool:
         """Whether it was trained for `target`, perhaps in another format of its weights."""
-        mine = (self.num_layers, self.hidden_size, self.vocab_size)
-        theirs = (target.num_layers, target.hidden_size, target.vocab_size)
-        if mine != theirs or len(target.embedding_peaks) != len(self.embedding_peaks):
-            return False
-        pairs = zip(self.embedding_peaks, target.embedding_peaks, strict=True)
-        num_same = sum(left == right for left, right in pairs)
-        return num_same >= _LEAST_AGREEMENT * len(self.embedding_peaks)
+        trained_for = TargetIdentity(
+            name=self.target,
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            weights_digest="",  # formats differ in it
+            embedding_peaks=self.embedding_peaks,
+        )
+        return trained_for.resembles(target) is True
 
 
 class ShippedDrafters(_Entry):
