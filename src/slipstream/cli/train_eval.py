@@ -47,8 +47,8 @@ NetArgument = Annotated[
     str,
     typer.Argument(
         metavar="NET",
-        help="Folder of a run of `slipstream train fit`, a drafter's folder or .gguf file, or the "
-        "name of a shipped one, such as dspark.",
+        help="Folder of a run of `slipstream train fit`, a drafter's folder, .gguf file or hub "
+        "id, or the name of a shipped one, such as dspark.",
     ),
 ]
 LengthOption = Annotated[
@@ -106,7 +106,8 @@ def evaluate(
     from slipstream.training.served import DraftShape, drafter_settings
 
     shape = DraftShape(draft_len, children, nodes, tuple(beside or ()))
-    own = drafter_settings(find_served(net), shape)
+    served = find_served(net, load(config, settings, flags).model)
+    own = drafter_settings(served, shape)
     asked = select_prompts(read_prompts(prompts or []), per_category=per_category)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     _in_engine(load(config, settings, flags | own), asked, params, json_file)
@@ -136,7 +137,7 @@ def _along_answers(
     from slipstream.training.session import open_source
 
     target = open_target(config)
-    given = open_given(net, target)
+    given = open_given(net, target, config.model)
     dataset = open_dataset(data, target.identity)
     chosen = given.settings.to_measure()
     return measure(

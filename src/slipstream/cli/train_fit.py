@@ -60,8 +60,8 @@ HeadOption = Annotated[
 StartOption = Annotated[
     str | None,
     typer.Option(
-        help="Net with whose weights it starts, as large or smaller: a run, a drafter's folder or "
-        ".gguf file, or the name of a shipped one, such as dspark."
+        help="Net with whose weights it starts, as large or smaller: a run, a drafter's folder, "
+        ".gguf file or hub id, or the name of a shipped one, such as dspark."
     ),
 ]
 LossOption = Annotated[
@@ -136,4 +136,5 @@ def fit(
         checkpoint_every=checkpoint_every,
         num_held_out=held_out_packs,
     )
-    run_fit(open_target(load(config, settings, {"model.source": model})), options)
+    effective = load(config, settings, {"model.source": model})
+    run_fit(open_target(effective), effective.model, options)

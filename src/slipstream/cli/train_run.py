@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from slipstream.cli.train_settings import FitOptions, choose_settings, pieces_of
 from slipstream.cli.training import provenance_of
 from slipstream.clock import SystemClock
+from slipstream.config.model import ModelConfig
 from slipstream.models.drafts.origin import PROVENANCE_FILE
 from slipstream.training.begin import begin_new, begin_with
 from slipstream.training.dataset import open_dataset
@@ -45,12 +46,17 @@ PLOT_FILE = "training.png"
 _SCORE_EVERY = 10
 
 
-def run_fit(target: TrainingTarget, options: FitOptions) -> None:
-    """Train, and write the drafter, its provenance and a picture of the run."""
+def run_fit(target: TrainingTarget, model: ModelConfig, options: FitOptions) -> None:
+    """Train, and write the drafter, its provenance and a picture of the run.
+
+    Args:
+        model: Of the target; a net to start from that must be fetched is kept where it is.
+    """
     workers = _workers()
     console = Console(quiet=workers.rank != 0)
     dataset = open_dataset(options.files.data, target.identity)
-    given = open_given(options.files.start, target) if options.files.start else None
+    start = options.files.start
+    given = open_given(start, target, model) if start else None
     settings = choose_settings(target, dataset, options, given)
     pieces = pieces_of(dataset, "train", settings.fit)
     folder = RunFolder(options.files.out)

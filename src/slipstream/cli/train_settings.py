@@ -33,7 +33,8 @@ class RunFiles:
         data: Answers.
         out: What is made.
         cache: Features; None asks the target for them.
-        start: A net with whose weights the run starts: a path, or a shipped drafter's name.
+        start: A net with whose weights the run starts: a path, a hub id, or a shipped drafter's
+            name.
     """
 
     data: Path

@@ -1,4 +1,4 @@
-"""A net that exists already, wherever it is: in a run, in a checkpoint, or in this package."""
+"""A net that exists already: in a run, a checkpoint, this package, or where models come from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from slipstream.config.model import ModelConfig
 from slipstream.config.speculation import SHIPPED_SOURCE
 from slipstream.engine.loading import kind_of, require_same_tokenizer
 from slipstream.engine.shipped import shipped_file
@@ -32,8 +33,11 @@ from slipstream.training.stored_nets import StoredNet, describe_net, read_net
 from slipstream.training.target import read_ends
 from slipstream.weights.checkpoint import Checkpoint
 from slipstream.weights.open import open_checkpoint
+from slipstream.weights.progress import SilentProgress
+from slipstream.weights.sources import is_remote, resolve_source
 
 _GROWING = ("num_layers", "intermediate_size", "draft_vocab_size", "trains_head")
+_NO_CONFIG = ModelConfig()
 _RATE = 1e-3  # of nobody: a net that is only measured takes no step
 
 
@@ -80,20 +84,23 @@ class GivenNet:
             )
 
 
-def open_given(name: str, target: TrainingTarget) -> GivenNet:
+def open_given(name: str, target: TrainingTarget, model: ModelConfig = _NO_CONFIG) -> GivenNet:
     """The net of a run or of a checkpoint, or the shipped one of this name.
 
+    Args:
+        name: A path, a shipped drafter's name, or a source as `model.source` takes it.
+        model: Says where what is fetched is kept.
     Raises:
         ConfigError: There is nothing of that name.
-        WeightsError: It is damaged, cannot be trained, or is another target's.
+        WeightsError: It is damaged, cannot be had or trained, or is another target's.
     """
-    path = Path(name)
+    if name in _shipped_kinds(name):
+        path = shipped_file(name, target.identity)
+    else:
+        path = _path_of(name, model)
     if _is_run(path):
         run = restore_run(path, target)
         return GivenNet(name, run.record.settings, run.net, run.fixed.tap_scales)
-    if not path.exists():
-        _require_shipped(name)
-        path = shipped_file(name, target.identity)
     checkpoint = _open(path)
     require_same_tokenizer(checkpoint, target.loaded.tokenizer)
     require_origin(checkpoint.path, target.identity)
@@ -104,37 +111,48 @@ def open_given(name: str, target: TrainingTarget) -> GivenNet:
     return GivenNet(name, settings, net, None)
 
 
-def find_served(name: str) -> ServedNet:
+def find_served(name: str, model: ModelConfig = _NO_CONFIG) -> ServedNet:
     """The same as an engine is told of it; no target is needed.
 
     Raises:
         ConfigError, WeightsError: As `open_given`.
     """
-    path = Path(name)
+    if name in _shipped_kinds(name):
+        # Which it is depends on the target; the engine knows, and drafts no longer than it can.
+        files = [FOLDER / item.file for item in read_shipped().drafters if item.kind == name]
+        return ServedNet(name, SHIPPED_SOURCE, max(_served(file).draft_len for file in files))
+    path = _path_of(name, model)
     if _is_run(path):
         net = RunFolder(path).read().settings.net
         return ServedNet(kind_of(net.family), str(path / DRAFT_FOLDER), net.max_draft_len)
-    if path.exists():
-        return _served(path)
-    _require_shipped(name)
-    # Which of them it is depends on the target; the engine knows, and drafts no longer than it can.
-    files = [FOLDER / item.file for item in read_shipped().drafters if item.kind == name]
-    return ServedNet(name, SHIPPED_SOURCE, max(_served(file).draft_len for file in files))
+    return _served(path)
 
 
 def _is_run(path: Path) -> bool:
     return (path / RUN_FILE).exists()
 
 
-def _require_shipped(name: str) -> None:
-    kinds = read_shipped().kinds
-    if name not in kinds:
+def _shipped_kinds(name: str) -> tuple[str, ...]:
+    """Names of shipped drafters; none where a path of this name exists, which wins."""
+    return () if Path(name).exists() else read_shipped().kinds
+
+
+def _path_of(name: str, model: ModelConfig) -> Path:
+    path = Path(name)
+    if path.exists():
+        return path
+    if not is_remote(name):
         raise ConfigError(
             f"{name} does not exist, and no drafter of that name is shipped; shipped are "
-            f"{', '.join(kinds)}",
-            hint="give the folder of a run, the folder or .gguf file of a drafter, or one of these "
-            "names",
+            f"{', '.join(read_shipped().kinds)}",
+            hint="give the folder of a run, the folder or .gguf file of a drafter, its hub id, or "
+            "one of these names",
         )
+    source = ModelConfig(source=name, cache_dir=model.cache_dir)
+    try:
+        return resolve_source(source, progress=SilentProgress())
+    except WeightsError as error:
+        raise WeightsError(f"{name} is no path here; {error}", hint=error.hint) from error
 
 
 def _open(path: Path) -> Checkpoint:

@@ -28,6 +28,7 @@ _COMPANIONS = (
     "chat_template.json",
     "chat_template.jinja",
     "calibration.json",
+    "provenance.json",
 )
 _INSTALL_HINT = "install it with `pip install 'slipstream[hub]'`, or give a local path"
 

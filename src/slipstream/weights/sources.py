@@ -84,6 +84,11 @@ def source_of(model: ModelConfig) -> WeightSource:
     )
 
 
+def is_remote(text: str) -> bool:
+    """Whether a text that is no path here names a source all the same."""
+    return text == DEFAULT_SOURCE or any(form.fullmatch(text) for form in (_WHEEL, _HUB))
+
+
 def _wheel(text: str, sha256: str | None, cache: ModelCache) -> WheelSource:
     match = _WHEEL.fullmatch(text)
     if match is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.config.model import ModelConfig
 from slipstream.errors import ConfigError, SlipstreamError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.models.drafts.hparams import (
@@ -22,6 +24,7 @@ from slipstream.models.drafts.hparams import (
     Eagle3Hparams,
 )
 from slipstream.models.drafts.initial import initial_parameters
+from slipstream.models.drafts.load import describe_checkpoint
 from slipstream.models.hparams import LayerParams, RotaryParams
 from slipstream.training.begin import Beginning, begin_with
 from slipstream.training.dataset import Dataset
@@ -30,7 +33,7 @@ from slipstream.training.families.table import FAMILIES as TRAINED
 from slipstream.training.given import find_served, open_given
 from slipstream.training.nets import TrainedNet
 from slipstream.training.packing import arrange, cut_answers
-from slipstream.training.publish import GGUF_FILE, Layout, export_run
+from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.session import (
     RestoredRun,
@@ -42,6 +45,9 @@ from slipstream.training.session import (
 )
 from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Packs
+from slipstream.weights.hub_source import HubSource
+from slipstream.weights.open import open_checkpoint
+from tests.support.file_server import file_server
 from tests.support.training import (
     FAMILIES,
     PACK_LEN,
@@ -338,3 +344,30 @@ def test_an_engine_is_told_where_a_net_is(
     assert [item.draft_len for item in told] == [3, 3, 3, 4]
     places = (run.path / "draft", tmp_path / "given", file, "shipped")
     assert [item.source for item in told] == list(map(str, places))
+
+
+def test_a_net_is_fetched_where_models_come_from(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = save(tmp_path / "run", tiny_settings("dspark"), target, dataset)
+    story = tell_story(run.record, run.progress, {})
+    export_run(run, target, tmp_path / "given", "slipstream", "float32", story)
+    model = ModelConfig(cache_dir=tmp_path / "cache")
+    with file_server() as server:
+        server.repos["org/drafter"] = {
+            path.name: path.read_bytes() for path in (tmp_path / "given").iterdir()
+        }
+        at_server = partial(HubSource, endpoint=server.url)
+        monkeypatch.setattr("slipstream.weights.hub_source.HubSource", at_server)
+        told = find_served("org/drafter", model)
+        given = open_given("org/drafter", target, model)
+        with pytest.raises(WeightsError, match="was trained for target-1"):
+            open_given("org/drafter", tiny_target(tmp_path, seed=2), model)
+        with pytest.raises(WeightsError, match="run/missing is no path here; ") as missing:
+            open_given("run/missing", target, model)
+    assert missing.value.hint
+    assert (told.kind, told.draft_len) == ("dspark", 3)
+    assert describe_checkpoint(open_checkpoint(Path(told.source))) is not None
+    assert given.name == "org/drafter"
+    local = open_given(str(tmp_path / "given"), target)
+    assert given.sha256 == local.sha256
