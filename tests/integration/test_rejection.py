@@ -66,6 +66,20 @@ def law_by_plain_decoding(llm: LLM, num_samples: int = 120) -> Law:
     return whole
 
 
+def test_its_answers_have_a_fingerprint_of_their_own(tmp_path: Path) -> None:
+    target, drafter = write_pair(tmp_path, "dspark")
+    rule = {"kind": "rejection", "rule": "chain"}
+    engines = (
+        load(target, [drafter]),
+        load(target, []),
+        rejecting(target, [drafter]),
+        load(target, [drafter], **{"speculation.verification": rule}),
+    )
+    exact, plain, by_block, by_chain = (llm.engine.info.fingerprint for llm in engines)
+    assert exact == plain
+    assert len({exact, by_block, by_chain}) == 3
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "dspark", "ngram"])
 def test_the_first_tokens_have_the_targets_law(tmp_path: Path, kind: str) -> None:
     target, drafter = write_pair(tmp_path, "dspark" if kind == "ngram" else kind)

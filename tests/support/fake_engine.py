@@ -137,6 +137,7 @@ class FakeEngine:
             eos_token_ids=(EOS,),
             kv_tokens=1000,
             weight_bytes=10,
+            max_queue_len=8,
         )
 
     @property

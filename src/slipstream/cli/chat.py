@@ -16,8 +16,7 @@ from slipstream.cli.options import (
     ModelOption,
     SetOption,
     SpeculationOption,
-    load,
-    speculation_flag,
+    load_drafting,
 )
 from slipstream.errors import RequestError, TokenizerError
 from slipstream.sampling.params import SEED_BITS, SamplingParams
@@ -47,7 +46,7 @@ def chat(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed or 0
     )
-    effective = load(config, settings, {"model.source": model} | speculation_flag(speculation))
+    effective = load_drafting(config, settings, {"model.source": model}, speculation)
     from slipstream.cli.loading import load_llm
 
     console = Console()

@@ -17,8 +17,7 @@ from slipstream.cli.options import (
     ModelOption,
     SetOption,
     SpeculationOption,
-    load,
-    speculation_flag,
+    load_drafting,
 )
 from slipstream.cli.prompt_file import read_prompts
 from slipstream.errors import ConfigError
@@ -55,7 +54,7 @@ def generate(
     texts = _prompts(prompts or [], file)
     seed = secrets.randbits(63) if seed is None else seed
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
-    effective = load(config, settings, {"model.source": model} | speculation_flag(speculation))
+    effective = load_drafting(config, settings, {"model.source": model}, speculation)
     from slipstream.cli.loading import load_llm
 
     with load_llm(effective) as llm:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from slipstream import __version__
-from slipstream.errors import ConfigError, SlipstreamError
+from slipstream.errors import ConfigError, InvalidRequestError, SlipstreamError
 
 DEBUG_VARIABLE = "SLIPSTREAM_DEBUG"
 
@@ -86,7 +86,7 @@ def _options(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0 done, 1 failed, 2 wrong configuration or usage.
+    """Runs the command line and exits: 0 done, 1 failed, 2 wrong configuration, usage or input.
 
     Args:
         argv: Arguments without the program's name; None takes those of the process.
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get(DEBUG_VARIABLE):
             raise
         _print_error(error)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | InvalidRequestError) else 1)
 
 
 def _print_error(error: SlipstreamError) -> None:

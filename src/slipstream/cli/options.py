@@ -11,7 +11,10 @@ import typer
 
 from slipstream.config.load import LoadedConfig, load_with_sources
 from slipstream.config.schema import Config
+from slipstream.config.speculation import SpeculationConfig
 from slipstream.errors import ConfigError
+
+_DRAFTERS = "speculation.drafters"
 
 ConfigOption = Annotated[
     Path | None,
@@ -37,7 +40,8 @@ SpeculationOption = Annotated[
     bool | None,
     typer.Option(
         "--speculation/--no-speculation",
-        help="Draft or not; --no-speculation empties the list of drafters.",
+        help="Draft or not: --no-speculation empties the list of drafters, --speculation fills an "
+        "empty one with the usual ones.",
         show_default=False,
     ),
 ]
@@ -82,6 +86,17 @@ def load_traced(
     return load_with_sources(file=file, env=os.environ, overrides=overrides)
 
 
-def speculation_flag(speculation: bool | None) -> dict[str, object]:
-    """What `SpeculationOption` means, as named flags for `load`."""
-    return {} if speculation is not False else {"speculation.drafters": ()}
+def load_drafting(
+    file: Path | None,
+    settings: Sequence[str] | None,
+    flags: Mapping[str, object],
+    speculation: bool | None,
+) -> Config:
+    """As `load`, with `SpeculationOption` on top."""
+    if speculation is False:
+        return load(file, settings, {**flags, _DRAFTERS: ()})
+    effective = load(file, settings, flags)
+    if not speculation or effective.speculation.drafters:
+        return effective
+    usual = [item.model_dump() for item in SpeculationConfig().drafters]
+    return load(file, settings, {**flags, _DRAFTERS: usual})

@@ -16,8 +16,7 @@ from slipstream.cli.options import (
     ModelOption,
     SetOption,
     SpeculationOption,
-    load,
-    speculation_flag,
+    load_drafting,
 )
 from slipstream.config.schema import Config
 from slipstream.config.secrets import load_api_keys
@@ -41,7 +40,7 @@ def serve(
 ) -> None:
     """Fetch the model if need be, start the engine and answer requests until told to stop."""
     flags = {"model.source": model, "server.host": host, "server.port": port}
-    effective = load(config, settings, flags | speculation_flag(speculation))
+    effective = load_drafting(config, settings, flags, speculation)
     asyncio.run(_serve(effective, frozenset(load_api_keys(effective.server, os.environ))))
 
 

@@ -256,17 +256,27 @@ def _info(
         model=target.name,
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
-        fingerprint=fingerprint(runner.numerics()),
+        fingerprint=_fingerprint(config, runner),
         drafters=tuple(drafter.name for drafter in drafters),
         eos_token_ids=tuple(target.tokenizer.eos_token_ids),
         kv_tokens=plan.num_tokens,
         weight_bytes=plan.weight_bytes,
+        max_queue_len=config.scheduler.max_queue_len,
         details={
             "numerics": runner.numerics(),
             "max_num_requests": config.scheduler.max_num_requests,
             "verification": config.speculation.verification.kind,
         },
     )
+
+
+def _fingerprint(config: Config, runner: Runner) -> str:
+    """Answers that drafts may have changed are told apart from those that they cannot change."""
+    verification = config.speculation.verification
+    numerics: dict[str, object] = dict(runner.numerics())
+    if verification.kind != "exact":
+        numerics["verification"] = verification.model_dump()
+    return fingerprint(numerics)
 
 
 def _memory(plan: MemoryPlan) -> dict[str, int]:

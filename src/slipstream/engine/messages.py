@@ -200,6 +200,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
         fingerprint: Names everything that may change the numerics (`system_fingerprint`).
         drafters: Instance names, in order.
         eos_token_ids: Tokens that end an output.
+        max_queue_len: Most choices that wait for a place at a time.
     """
 
     model: str
@@ -210,6 +211,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     eos_token_ids: tuple[int, ...]
     kv_tokens: int
     weight_bytes: int
+    max_queue_len: int = 2**31 - 1
     details: dict[str, Any] = msgspec.field(default_factory=dict)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slipstream.engine.request import Request
-from slipstream.errors import QueueFullError
+from slipstream.errors import InvalidRequestError, QueueFullError
 
 
 class RequestQueue:
@@ -36,8 +36,15 @@ class RequestQueue:
         """Queue the choices of one submission, all or none.
 
         Raises:
-            QueueFullError: They do not all fit.
+            QueueFullError: They do not all fit now.
+            InvalidRequestError: They never would.
         """
+        if len(requests) > self._max_len:
+            raise InvalidRequestError(
+                f"n is {len(requests)}, and the queue of this server holds {self._max_len} "
+                "(scheduler.max_queue_len); ask for fewer choices",
+                param="n",
+            )
         if not self.has_room(len(requests)):
             raise QueueFullError(
                 f"the queue holds {len(self._requests)} of at most {self._max_len} waiting "

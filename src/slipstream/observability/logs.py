@@ -37,9 +37,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={_plain(value)}" for key, value in _fields(record).items())
         line = f"{_timestamp(record)} {record.levelname} {record.name}: {record.getMessage()}"
-        line = line.replace("\r", "\\r").replace("\n", "\\n") + fields
+        line = _printable(line) + fields
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            trace = self.formatException(record.exc_info)
+            line = "\n".join((line, *map(_printable, trace.split("\n"))))
         return line
 
 
@@ -69,4 +70,12 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:  # Any: JSON values
 
 def _plain(value: object) -> str:
     text = str(value)
-    return text if text and not any(c.isspace() or c == '"' for c in text) else json.dumps(text)
+    is_plain = text.isprintable() and not any(c.isspace() or c == '"' for c in text)
+    return text if text and is_plain else json.dumps(text)
+
+
+def _printable(text: str) -> str:
+    """Escapes what could end the line or steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -51,7 +51,10 @@ class WireModel(BaseModel):
 
 
 class RequestModel(BaseModel):
-    """A request or a part of one: strict types, finite numbers, no unknown fields."""
+    """A request or a part of one: strict types, finite numbers, no unknown fields.
+
+    Null means that a field is not given.
+    """
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
@@ -61,11 +64,12 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:  # Any: JSON, before validation
-        if isinstance(data, dict):
-            for name in data:
-                if name not in cls.model_fields:
-                    raise unknown_field(name, list(cls.model_fields), where=cls.label)
-        return data
+        if not isinstance(data, dict):
+            return data
+        for name in data:
+            if name not in cls.model_fields:
+                raise unknown_field(name, list(cls.model_fields), where=cls.label)
+        return {name: value for name, value in data.items() if value is not None}
 
 
 def unknown_field(name: str, known: list[str], *, where: str = "") -> InvalidRequestError:

@@ -87,6 +87,11 @@ class GenerationRequest(RequestModel):
     add_special_tokens: bool | None = None
 
     @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities of the output are wanted."""
+        raise NotImplementedError
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -102,6 +107,10 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # Any: the template's
 
     @property
+    def has_logprobs(self) -> bool:
+        return self.logprobs
+
+    @property
     def num_alternatives(self) -> int:
         return self.top_logprobs or 0
 
@@ -112,6 +121,10 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompt)]
     echo: bool = False
     logprobs: _Alternatives | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.logprobs is not None
 
     @property
     def num_alternatives(self) -> int:
@@ -180,6 +193,10 @@ def _check_shared(request: GenerationRequest, *, num_choices: int) -> None:
         raise InvalidRequestError(
             "stream_options needs stream: true beside it", param="stream_options"
         )
+    has_logprobs = request.has_logprobs or request.prompt_logprobs is not None
+    for name in ("logprobs_mode", "return_tokens_as_token_ids"):
+        if not has_logprobs and name in request.model_fields_set:
+            raise InvalidRequestError(f"{name} needs logprobs beside it", param=name)
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequestError(
             "prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs"

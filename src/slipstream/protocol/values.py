@@ -13,7 +13,7 @@ Prompt = str | tuple[int, ...]
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
 _MAX_TOKEN_ID = 2**31 - 1
-_TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)  # one spelling each
 
 
 def parse_prompt(value: object) -> tuple[Prompt, ...]:

@@ -21,7 +21,8 @@ class Authentication:
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
         self._app = app
-        self._digests = tuple(_digest(key) for key in api_keys)
+        keys = (key.encode("utf-8", "surrogateescape") for key in api_keys)
+        self._digests = tuple(hashlib.sha256(key).digest() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._digests and scope["path"] not in EXEMPT_PATHS:
@@ -34,11 +35,8 @@ class Authentication:
             raise AuthenticationError(
                 "an API key is needed; send it in the header Authorization: Bearer KEY"
             )
-        given = _digest(key.strip())
+        # Headers are bytes, which Starlette reads as Latin-1.
+        given = hashlib.sha256(key.strip().encode("latin-1")).digest()
         # All keys are compared, each in constant time, so that timing tells nothing about them.
         if sum(hmac.compare_digest(given, digest) for digest in self._digests) == 0:
             raise AuthenticationError("the API key is not one of this server's")
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

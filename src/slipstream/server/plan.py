@@ -19,6 +19,7 @@ from slipstream.protocol.service import TokenizeRequest
 from slipstream.server.context import Service
 from slipstream.server.sampling_fields import (
     COMPLETIONS_MAX_TOKENS,
+    check_queue_holds,
     check_token_ids,
     output_budget,
     sampling_params,
@@ -58,7 +59,7 @@ class Plan:
 
 
 async def off_loop(work: Callable[[], _T], num_bytes: int) -> _T:
-    """Run `work` here if the request was small, else in a thread: tokenising takes time."""
+    """Run `work` here if the request was small, else in a thread: reading it takes time."""
     if num_bytes <= _INLINE_BODY_BYTES:
         return work()
     return await asyncio.to_thread(work)
@@ -189,6 +190,7 @@ def _plan(
     if seed is None:
         seed = service.rng.getrandbits(_SEED_DRAW_BITS)
     response_id = service.new_id("chatcmpl" if isinstance(request, ChatRequest) else "cmpl")
+    check_queue_holds(request.n, len(prompts), info.max_queue_len)
     speculation = speculation_options(request.speculation, info)
     submits = []
     for i, prompt in enumerate(prompts):

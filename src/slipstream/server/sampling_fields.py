@@ -74,7 +74,6 @@ def sampling_params(
         ("allowed_token_ids", request.allowed_token_ids or ()),
     ):
         check_token_ids(ids, vocab_size, field)
-    wants_logprobs = _wants_logprobs(request)
     num_prompt_alternatives = _prompt_alternatives(request)
     return SamplingParams(
         temperature=_or(request.temperature, 1.0),
@@ -96,18 +95,33 @@ def sampling_params(
         stop_token_ids=tuple(request.stop_token_ids),
         include_stop=request.include_stop_str_in_output,
         seed=seed % 2**SEED_BITS,
-        logprobs=wants_logprobs,
+        logprobs=request.has_logprobs,
         top_logprobs=max(request.num_alternatives, num_prompt_alternatives or 0),
         prompt_logprobs=num_prompt_alternatives is not None,
         logprobs_mode=request.logprobs_mode,
     )
 
 
+def check_queue_holds(n: int, num_prompts: int, max_queue_len: int) -> None:
+    """Refuse what could not even wait, however often it is tried again.
+
+    Raises:
+        InvalidRequestError: More choices than the queue has places.
+    """
+    if n * num_prompts > max_queue_len:
+        raise InvalidRequestError(
+            f"n times the number of prompts is {n * num_prompts}, and this server's queue holds "
+            f"{max_queue_len} (scheduler.max_queue_len); ask for fewer at a time",
+            param="n" if n > 1 else "prompt",
+        )
+
+
 def speculation_options(field: SpeculationField | None, info: EngineInfo) -> SpeculationOptions:
     """The engine's form of the extension `speculation`; a bound of 0 switches it off.
 
     Raises:
-        InvalidRequestError: A drafter that this server does not have.
+        InvalidRequestError: A drafter that this server does not have, or `enabled` beside what
+            switches it off.
     """
     if field is None:
         return SpeculationOptions()
@@ -119,6 +133,12 @@ def speculation_options(field: SpeculationField | None, info: EngineInfo) -> Spe
                 param="speculation",
             )
     is_off = 0 in (field.max_draft_len, field.max_draft_nodes) or field.drafters == []
+    if is_off and field.enabled:
+        raise InvalidRequestError(
+            "speculation: enabled is true, but a bound of 0 or an empty list of drafters switches "
+            "it off; leave out one of them",
+            param="speculation",
+        )
     return SpeculationOptions(
         enabled=False if is_off else field.enabled,
         max_draft_len=field.max_draft_len or None,
@@ -144,12 +164,6 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, field: str) -> None:
 
 def _or(value: _Number | None, default: _Number) -> _Number:
     return default if value is None else value
-
-
-def _wants_logprobs(request: ChatRequest | CompletionRequest) -> bool:
-    if isinstance(request, ChatRequest):
-        return request.logprobs
-    return request.logprobs is not None
 
 
 def _prompt_alternatives(request: ChatRequest | CompletionRequest) -> int | None:

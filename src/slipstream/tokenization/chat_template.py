@@ -51,6 +51,9 @@ class ChatTemplate:
             "strftime_now": self._strftime_now,
         }
         self._templates = {name: self._compile(source) for name, source in sources.items()}
+        self._known_names = frozenset().union(
+            *(self._environment.names_in(source) for source in sources.values())
+        )
 
     def render(
         self,
@@ -72,7 +75,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: A message is malformed, the template refuses the messages or fails
-                on them, or a keyword is one of the template's own.
+                on them, or a keyword is one of the template's own or one that it never reads.
             TokenizerError: The template reaches for what it may not, or does not end.
         """
         prepared = prepare_messages(messages)
@@ -80,6 +83,11 @@ class ChatTemplate:
         if taken:
             raise InvalidRequestError(
                 f"chat_template_kwargs cannot set {', '.join(taken)}; the server sets it",
+                param="chat_template_kwargs",
+            )
+        if unread := sorted(kwargs.keys() - self._known_names):
+            raise InvalidRequestError(
+                f"chat_template_kwargs: the model's chat template reads no {', '.join(unread)}",
                 param="chat_template_kwargs",
             )
         variables = {

@@ -70,6 +70,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     # Jinja joins the output and the results of macros and blocks with this function.
     concat = staticmethod(lambda parts: bounded_concat(parts))
 
+    def names_in(self, source: str) -> frozenset[str]:
+        """Names that a template reads, its own variables among them."""
+        names = self.parse(source).find_all(nodes.Name)
+        return frozenset(name.name for name in names if name.ctx == "load")
+
     def compile_bounded(self, source: str) -> Template:
         """Compile a template in which every loop, macro and block counts its rounds.
 

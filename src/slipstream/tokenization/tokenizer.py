@@ -63,7 +63,9 @@ class Tokenizer:
                 f"U+{ord(text[error.start]):04X}; send whole characters"
             ) from error
         has_template = add_special and self._has_template
-        ids = self._backend.encode(text, add_special_tokens=has_template).ids
+        # A batch of one: `encode` would keep all other threads waiting, and computes offsets.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=has_template)
+        ids: list[int] = encoding.ids
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.main import main
-from slipstream.cli.options import load, speculation_flag
+from slipstream.cli.options import load, load_drafting
+from slipstream.config.speculation import SpeculationConfig
 from slipstream.errors import ConfigError
 
 
@@ -73,5 +74,15 @@ def test_value_may_hold_an_equals_sign() -> None:
 
 
 def test_no_speculation_empties_the_drafters() -> None:
-    assert load(None, None, speculation_flag(False)).speculation.drafters == ()
-    assert load(None, None, speculation_flag(None)).speculation.drafters != ()
+    assert load_drafting(None, None, {}, False).speculation.drafters == ()
+    assert load_drafting(None, None, {}, None).speculation.drafters != ()
+
+
+def test_speculation_fills_an_empty_list_of_drafters(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("speculation: {drafters: []}\n", encoding="utf-8")
+    assert load_drafting(path, None, {}, None).speculation.drafters == ()
+    assert load_drafting(path, None, {}, True).speculation == SpeculationConfig()
+    path.write_text("speculation: {drafters: [{kind: ngram}]}\n", encoding="utf-8")
+    (only,) = load_drafting(path, None, {}, True).speculation.drafters
+    assert only.kind == "ngram"

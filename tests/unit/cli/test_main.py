@@ -98,6 +98,11 @@ def test_configuration_error_exits_with_status_2(failing_command: list[Exception
     assert run("serve") == 2
 
 
+def test_a_value_that_no_request_may_have_exits_with_status_2() -> None:
+    for option, value in (("--max-tokens", "0"), ("--temperature", "-1"), ("--top-p", "2")):
+        assert run("generate", "Hi", option, value) == 2
+
+
 def test_error_without_a_hint_prints_none(
     failing_command: list[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:

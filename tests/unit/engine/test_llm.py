@@ -10,7 +10,7 @@ import torch
 
 from slipstream.engine.llm import LLM
 from slipstream.engine.messages import Tokens
-from slipstream.errors import ConfigError, ContextLengthError, QueueFullError
+from slipstream.errors import ConfigError, ContextLengthError, InvalidRequestError
 from slipstream.sampling.params import SamplingParams
 from tests.support.tiny_llm import tiny_llm, write_tiny_model
 
@@ -62,7 +62,7 @@ def test_more_prompts_than_the_queue_holds_are_all_answered(llm: LLM) -> None:
 
 
 def test_more_choices_than_the_queue_holds_are_refused_and_do_not_hang(llm: LLM) -> None:
-    with pytest.raises(QueueFullError, match="4 more do not fit"):
+    with pytest.raises(InvalidRequestError, match=r"n is 4, and the queue .* holds 3"):
         llm.generate([[5, 6]], GREEDY, n=4)
 
 

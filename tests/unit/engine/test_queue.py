@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.engine.queue import RequestQueue
-from slipstream.errors import QueueFullError
+from slipstream.errors import InvalidRequestError, QueueFullError
 from tests.support.requests import make_request, make_requests
 
 
@@ -60,6 +60,8 @@ def test_a_request_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert not queue.has_room(2)
     with pytest.raises(QueueFullError, match="2 more do not fit"):
         queue.add(make_requests(name="b", n=2))
+    with pytest.raises(InvalidRequestError, match="n is 3"):  # nor ever would
+        queue.add(make_requests(name="c", n=3))
     assert [request.submission_id for request in queue] == ["a"]
 
 

@@ -43,6 +43,19 @@ def test_a_text_line_cannot_be_forged_with_line_breaks() -> None:
     assert 'path="/a\\n2030 ERROR fake" status=404' in line
 
 
+def test_a_text_line_cannot_steer_a_terminal() -> None:
+    stream = io.StringIO()
+    configure_logs("info", "text", stream=stream)
+    nasty = "\x1b[31m\x00\x08\x7f\u202e\u2028"
+    logger = logging.getLogger("slipstream.access")
+    logger.info(nasty, extra={"fields": {"path": f"/x{nasty}"}})
+    logger.error("failed", exc_info=ValueError(nasty))
+    text = stream.getvalue()
+    assert text.replace("\n", "").isprintable()
+    assert r"/x\u001b[31m\u0000" in text
+    assert "ValueError: \\x1b[31m" in text
+
+
 def test_the_level_is_the_least_that_is_shown() -> None:
     stream = io.StringIO()
     configure_logs("warning", "text", stream=stream)

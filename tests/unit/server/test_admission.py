@@ -46,6 +46,15 @@ async def test_each_key_opens(key: str) -> None:
 
 
 @in_loop
+async def test_a_key_of_other_letters_opens_as_utf_8() -> None:
+    async with client_of(service_over(FakeEngine(), api_keys=("schlüssel€",))) as client:
+        for encoding, status in (("utf-8", 200), ("cp1252", 401)):
+            headers = {b"authorization": "Bearer schlüssel€".encode(encoding)}
+            response = await client.post(PATH, json=chat_body(), headers=headers)
+            assert response.status_code == status
+
+
+@in_loop
 async def test_probes_need_no_key() -> None:
     async with client_of(service_over(FakeEngine(), api_keys=("key",))) as client:
         assert (await client.get("/health")).status_code == 200

@@ -83,6 +83,40 @@ def assert_error(body: Any, code: str) -> dict[str, Any]:
         ),
         (
             "chat/completions",
+            chat_body(speculation={"enabled": True, "max_draft_len": 0}),
+            400,
+            "invalid_request",
+            "speculation",
+        ),
+        (
+            "chat/completions",
+            chat_body(speculation={"enabled": True, "drafters": []}),
+            400,
+            "invalid_request",
+            "speculation",
+        ),
+        ("chat/completions", chat_body(n=9), 400, "invalid_request", "n"),
+        ("completions", completion_body(prompt=["x"] * 9), 400, "invalid_request", "prompt"),
+        ("completions", completion_body(prompt=["x"] * 5, n=2), 400, "invalid_request", "n"),
+        ("completions", completion_body(prompt=["x"] * 4, n=2), 200, "", None),
+        *(
+            (path, body(**field), 400, "invalid_request", next(iter(field)))
+            for path, body in (("chat/completions", chat_body), ("completions", completion_body))
+            for field in (
+                {"logprobs_mode": "processed"},
+                {"return_tokens_as_token_ids": True},
+                {"logit_bias": {"07": 1.0}},
+            )
+        ),
+        (
+            "chat/completions",
+            chat_body(stream=True, stream_options={"include_usage": None}),
+            200,
+            "",
+            None,
+        ),
+        (
+            "chat/completions",
             chat_body(chat_template_kwargs={"messages": []}),
             400,
             "invalid_request",

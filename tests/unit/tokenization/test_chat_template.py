@@ -162,6 +162,18 @@ class TestErrors:
 
         assert refusal.value.param == "chat_template_kwargs"
 
+    def test_a_variable_that_no_template_reads_is_refused(self) -> None:
+        template = ChatTemplate(
+            {
+                "default": "{% set thinking = thinking | default(1) %}{{ thinking }}",
+                "tool_use": "{{ documents_first }}",
+            }
+        )
+        assert template.render([USER], thinking=2, documents_first=True) == "2"
+        with pytest.raises(InvalidRequestError, match=r"reads no thinkin, x$") as refusal:
+            template.render([USER], thinkin=1, thinking=2, x=3)
+        assert refusal.value.param == "chat_template_kwargs"
+
 
 class TestSandbox:
     @pytest.mark.parametrize(

@@ -31,34 +31,35 @@ def token_routes(service: Service) -> list[Route]:
 
 async def _tokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, service.config.max_body_bytes)
+    answer = await off_loop(partial(_tokens_of, service, body), len(body))
+    return Response(answer, media_type="application/json")
+
+
+def _tokens_of(service: Service, body: bytes) -> str:
     asked = read_tokenize_request(parse_object(body))
     if asked.model is not None:
         service.check_model(asked.model)
-    tokens = await off_loop(partial(tokenize, service, asked), len(body))
+    tokens = tokenize(service, asked)
+    text_of = service.tokenizer.token_text
     info = service.engine.info
-    strings = None
-    if asked.return_token_strs:
-        strings = await off_loop(partial(_token_strs, service, tokens), len(body))
-    answer = TokenizeResponse(
+    return TokenizeResponse(
         count=len(tokens),
         max_model_len=None if info is None else info.max_model_len,
         tokens=tokens,
-        token_strs=strings,
-    )
-    return Response(answer.model_dump_json(), media_type="application/json")
-
-
-def _token_strs(service: Service, tokens: list[int]) -> list[str]:
-    return [service.tokenizer.token_text(token) for token in tokens]
+        token_strs=[text_of(token) for token in tokens] if asked.return_token_strs else None,
+    ).model_dump_json()
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, service.config.max_body_bytes)
+    answer = await off_loop(partial(_text_of, service, body), len(body))
+    return Response(answer, media_type="application/json")
+
+
+def _text_of(service: Service, body: bytes) -> str:
     asked = read_detokenize_request(parse_object(body))
     if asked.model is not None:
         service.check_model(asked.model)
     check_token_ids(asked.tokens, service.tokenizer.vocab_size, "tokens")
-    decode = partial(service.tokenizer.decode, asked.tokens, skip_special=False)
-    text = await off_loop(decode, len(body))
-    answer = DetokenizeResponse(prompt=text)
-    return Response(answer.model_dump_json(), media_type="application/json")
+    text = service.tokenizer.decode(asked.tokens, skip_special=False)
+    return DetokenizeResponse(prompt=text).model_dump_json()
