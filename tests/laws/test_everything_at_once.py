@@ -39,6 +39,11 @@ def letter(random: Random) -> str:
     return chr(97 + random.randrange(26))
 
 
+def written(*tokens: int) -> str:
+    """The text of tokens that are one ASCII letter each; of others a letter instead."""
+    return bytes(min(token - 3, 126) for token in tokens).decode()
+
+
 def draw_params(random: Random) -> SamplingParams:
     choose = random.choice
     most = random.randint(1, 30)
@@ -52,7 +57,7 @@ def draw_params(random: Random) -> SamplingParams:
         presence_penalty=choose([0.0, 0.7]),
         frequency_penalty=choose([0.0, 0.4, -0.3]),
         logit_bias=choose([{}, {some[0]: 5.0, some[1]: -100.0}]),
-        bad_words=choose([(), ((some[0],), (some[1], some[2])), ((100, 100), (100, 101))]),
+        bad_words=choose([(), (written(some[0]), written(some[1], some[2])), ("aa", "ab"), ("b",)]),
         allowed_token_ids=choose([None, None, None, (*range(100, 120), EOS), (100, 101)]),
         max_tokens=most,
         min_tokens=choose([0, 0, min(5, most)]),

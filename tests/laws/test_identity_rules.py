@@ -24,7 +24,7 @@ from slipstream.speculation.drafter import DraftContext
 from slipstream.speculation.tree import ROOT, DraftTree
 from tests.support.draft_models import make_draft_model
 from tests.support.drafters import OracleDrafter, RecordingDrafter, true_outputs_by_prompt
-from tests.support.engine import VOCAB_SIZE, EngineHarness, EngineSetup
+from tests.support.engine import VOCAB_SIZE, EngineHarness, EngineSetup, tiny_tokenizer
 from tests.support.runs import (
     COPYING,
     GREEDY,
@@ -50,7 +50,7 @@ ALL_PARAMS = SamplingParams(
     presence_penalty=0.3,
     frequency_penalty=0.2,
     logit_bias={110: 2.0, 111: -2.0},
-    bad_words=((120,), (105, 106)),
+    bad_words=("u", "fg"),
     min_tokens=5,
     max_tokens=30,
     seed=11,
@@ -166,7 +166,7 @@ def test_rule_2_a_drafter_with_logits_follows_the_same_order_and_is_always_right
         {"presence_penalty": 1.0},
         {"frequency_penalty": 0.7},
         {"min_tokens": 12, "stop_token_ids": tuple(range(100, 110))},
-        {"bad_words": ((103, 104), (110, 111, 112))},
+        {"bad_words": ("de", "klm")},
     ],
 )
 def test_rule_3_what_depends_on_earlier_tokens_sees_the_tokens_of_its_own_block(
@@ -179,6 +179,22 @@ def test_rule_3_what_depends_on_earlier_tokens_sees_the_tokens_of_its_own_block(
     harness = together([Ask(PROMPT, params)], [drafter], logits_of=COPYING, setup=setup)
     assert tokens_of(harness) == truth
     assert num_accepted(harness) > 0
+
+
+@pytest.mark.parametrize("kind", list(drafter_sets(COPYING)))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rule_3_bad_words_see_the_text_of_their_own_branch(kind: str, temperature: float) -> None:
+    """Words lie across tokens, and each node of a draft has a text of its own behind it."""
+    free = replace(SAMPLED, temperature=temperature, max_tokens=60)
+    text = tiny_tokenizer().decode(plainly([Ask(PROMPT, free)], COPYING)["q0", 0])
+    pairs = [text[start : start + 2] for start in range(len(text) - 1)]
+    params = replace(free, bad_words=tuple(pair for pair in pairs if pair.isascii())[:3])
+    harness = together([Ask(PROMPT, params)], drafter_sets(COPYING)[kind](), logits_of=COPYING)
+    tokens = plainly([Ask(PROMPT, params)], COPYING)
+    assert tokens_of(harness) == tokens
+    assert num_accepted(harness) > 0
+    kept = tiny_tokenizer().decode(tokens["q0", 0])
+    assert [word in text and word not in kept for word in params.bad_words] == [True] * 3
 
 
 def test_rule_3_what_a_stop_cuts_off_reaches_no_counter_no_cache_and_no_drafter() -> None:

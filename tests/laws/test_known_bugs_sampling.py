@@ -96,7 +96,7 @@ def test_what_is_streamed_keeps_to_the_parameters_like_the_whole_answer() -> Non
     [
         {"min_p": 0.1},
         {"logit_bias": {100: 3.0, 105: -100.0}},
-        {"bad_words": ((101,), (102, 103), (104, 105, 106))},
+        {"bad_words": ("b", "cd", "efg")},
         {"allowed_token_ids": tuple(range(100, 112))},
         {"min_tokens": 20, "stop_token_ids": tuple(range(100, 115))},
         {"ignore_eos": True},

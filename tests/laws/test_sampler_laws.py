@@ -19,9 +19,10 @@ from torch import Tensor
 from slipstream.sampling.noise import derive, gumbel_noise
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler
-from slipstream.sampling.state import SamplingState, advance, initial_state
+from slipstream.sampling.state import SamplingState, advance
 from slipstream.speculation.tree import ROOT, DraftTree
 from tests.support import sampling as oracle
+from tests.support.words import started, text_of
 
 LOGITS = [2.0, 1.5, 1.0, 1.0, 0.0, -0.5, -1.0, -3.0]
 PROMPT = (1, 2, 5)
@@ -51,13 +52,13 @@ def deviations(counts: npt.NDArray[np.int64], probs: list[float]) -> float:
         SamplingParams(temperature=1.3, top_k=6, top_p=0.85, min_p=0.05),
         SamplingParams(repetition_penalty=1.5),
         SamplingParams(presence_penalty=0.8, frequency_penalty=0.6),
-        SamplingParams(logit_bias={7: 3.0}, bad_words=((1,), (0, 4, 3))),
+        SamplingParams(logit_bias={7: 3.0}, bad_words=(text_of(1), text_of(0, 4, 3))),
         SamplingParams(allowed_token_ids=(0, 3, 6), min_tokens=9, stop_token_ids=(3,)),
     ],
 )
 @pytest.mark.parametrize("vary", ["seed", "position"])
 def test_drawn_tokens_follow_the_exact_distribution(params: SamplingParams, vary: str) -> None:
-    state = initial_state(params, PROMPT)
+    state = started(params, PROMPT)
     for token in OUTPUT:
         state = advance(params, state, token)
     row = oracle.Row(LOGITS, params, PROMPT, OUTPUT)
@@ -148,7 +149,7 @@ def model_row(tokens: tuple[int, ...]) -> Tensor:
 
 def decode_plainly(params: SamplingParams, prompt: tuple[int, ...], length: int) -> list[int]:
     sampler = Sampler(VOCAB, (0,))
-    state, tokens = initial_state(params, prompt), list(prompt)
+    state, tokens = started(params, prompt), list(prompt)
     for _ in range(length):
         row = RowRequest(params, state, params.seed, len(tokens))
         (token,) = sampler.sample(model_row(tuple(tokens))[None], [row])
@@ -162,7 +163,7 @@ def decode_along_trees(
 ) -> tuple[list[int], int]:
     """Tokens, and how many of them a draft had guessed."""
     sampler = Sampler(VOCAB, (0,))
-    state, tokens, num_accepted = initial_state(params, prompt), list(prompt), 0
+    state, tokens, num_accepted = started(params, prompt), list(prompt), 0
     while len(tokens) < len(prompt) + length:
         tree = random_tree(rng)
         paths = [tuple(tree.tokens[step] for step in tree.path(node)) for node in range(len(tree))]
@@ -200,7 +201,7 @@ def random_tree(rng: np.random.Generator) -> DraftTree:
             repetition_penalty=1.2,
             presence_penalty=0.5,
             frequency_penalty=0.4,
-            bad_words=((3,), (4, 5), (6, 7, 8)),
+            bad_words=(text_of(3), text_of(4, 5), text_of(6, 7, 8)),
             min_tokens=20,
             top_k=10,
             seed=5,

@@ -10,11 +10,12 @@ import torch
 from slipstream.kv.cache import KvCache
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler
-from slipstream.sampling.state import advance, initial_state
+from slipstream.sampling.state import advance
 from slipstream.speculation.drafter import DraftContext, Observation
 from slipstream.speculation.drafters.draft_model.drafter import DraftModelDrafter
 from slipstream.speculation.drafters.draft_model.parts import DraftModelParts, DraftModelRules
 from tests.support.scripted_target import LogitsOf, ScriptedTarget, hashed_logits
+from tests.support.words import started
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -85,7 +86,7 @@ def context(
     """A context whose state is that of its output tokens."""
     params = params or SamplingParams(temperature=0.0)
     prompt_len = len(tokens) if prompt_len is None else prompt_len
-    state = initial_state(params, tokens[:prompt_len])
+    state = started(params, tokens[:prompt_len])
     for token in tokens[prompt_len:]:
         state = advance(params, state, token)
     return DraftContext(
@@ -120,7 +121,7 @@ def continuation(
 ) -> list[int]:
     """What a target with these logits says, token by token."""
     sampler = Sampler(VOCAB_SIZE, (EOS,))
-    tokens, state = list(prompt), initial_state(params, prompt)
+    tokens, state = list(prompt), started(params, prompt)
     for _ in range(count):
         row = RowRequest(params, state, params.seed, len(tokens))
         token = sampler.sample(logits_of(tuple(tokens))[None], [row])[0]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.sampling.params import SamplingParams
+from tests.support.words import text_of
 
 MASK32 = 2**32 - 1
 MASK64 = 2**64 - 1
@@ -89,10 +90,8 @@ def processed_logits(row: Row) -> list[float]:
         if count:
             logit -= params.presence_penalty + params.frequency_penalty * count
         logit += params.logit_bias.get(token, 0.0)
-        for word in params.bad_words:
-            before = list(word[:-1])
-            if word[-1] == token and history[len(history) - len(before) :] == before:
-                logit = -math.inf
+        if any(text_of(*history, token).endswith(word) for word in params.bad_words):
+            logit = -math.inf
         if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
             logit = -math.inf
         stops = {*row.eos, *params.stop_token_ids}

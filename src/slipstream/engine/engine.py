@@ -18,6 +18,7 @@ from slipstream.engine.observer import EngineObserver
 from slipstream.engine.queue import RequestQueue
 from slipstream.engine.request import Group, Request
 from slipstream.engine.step import Commit, Stages, StepReport, Target, draft_bounds, step
+from slipstream.engine.vocabulary import EngineVocabulary
 from slipstream.errors import InvalidRequestError, RequestError, SlipstreamError
 from slipstream.kv.cache import KvCache
 from slipstream.sampling.noise import derive
@@ -57,6 +58,7 @@ class Engine:
         self._stages = stages
         self._queue = queue
         self.tokenizer = tokenizer
+        self._vocabulary = EngineVocabulary(tokenizer, info.vocab_size)
         self._checker = checker
         self._groups: dict[str, list[Request]] = {}
         self.last_report: StepReport | None = None
@@ -97,6 +99,7 @@ class Engine:
             arrival_s=now_s,
             deadline_s=None if timeout_s is None else now_s + timeout_s,
             num_unfinished=submit.n,
+            bad_words=self._vocabulary.bad_words(submit.params),
         )
         bounds = draft_bounds(self._stages, submit.speculation)
         requests = [

@@ -14,6 +14,7 @@ from slipstream.engine.messages import (
     Tokens,
 )
 from slipstream.kv.cache import Lease
+from slipstream.sampling.bad_words import BadWords
 from slipstream.sampling.state import SamplingState, advance, initial_state
 from slipstream.speculation.stats import AcceptanceCounter
 from slipstream.tokenization.detokenizer import IncrementalDetokenizer
@@ -40,6 +41,7 @@ class Group:
         num_cached_tokens: Prompt tokens that the first choice did not have to compute.
         prompt_logprobs: Filled as the prompt is computed, if they were asked for.
         stops: The stop strings; each choice watches its own output for them.
+        bad_words: Prepared for the vocabulary, where the submission has any.
     """
 
     submit: Submit
@@ -49,6 +51,7 @@ class Group:
     is_prompt_cached: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    bad_words: BadWords | None = None
     stops: StopStrings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +94,7 @@ class Request:
         self.prompt_len = len(submit.prompt)
         self.max_draft_len = max_draft_len
         self.max_output = min(submit.params.max_tokens, max_len - self.prompt_len)
-        self.state: SamplingState = initial_state(self.params, submit.prompt)
+        self.state: SamplingState = initial_state(self.params, submit.prompt, group.bad_words)
         self.lease: Lease | None = None
         self.phase = Phase.WAITING
         self.counter = AcceptanceCounter()

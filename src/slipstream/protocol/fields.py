@@ -73,7 +73,8 @@ _SAMPLING = {
     "frequency_penalty": "-2 to 2, over output tokens",
     "repetition_penalty": "above 0 to 100, over prompt and output tokens; 1 is off (default)",
     "logit_bias": "token id -> -100 to 100, added to its logit",
-    "bad_words": "strings that are never completed, with or without a space before them",
+    "bad_words": "up to 256 strings that the output never contains, nor completes where the "
+    "prompt ends with their beginning",
     "allowed_token_ids": "no other token can be drawn",
     "max_tokens": "most output tokens; default: 16 (completions), the rest of the context (chat)",
     "min_tokens": "EOS and stop tokens cannot be drawn before this many output tokens",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 from slipstream.errors import InvalidRequestError
 
@@ -26,7 +25,8 @@ class SamplingParams:
         repetition_penalty: Over prompt and output tokens, as in CTRL; 1.0 is off.
         presence_penalty, frequency_penalty: Over output tokens, as in the OpenAI API; 0.0 is off.
         logit_bias: Token id -> added to its logit.
-        bad_words: Token sequences that must never be completed.
+        bad_words: Strings that the output never contains, nor completes where the prompt ends with
+            their beginning. The text's bytes count, not how tokens cut them.
         allowed_token_ids: If given, no other token can be drawn.
         max_tokens: Most output tokens; at least 1.
         min_tokens: EOS and stop tokens cannot be drawn before this many output tokens.
@@ -53,7 +53,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[str, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     max_tokens: int = 256
     min_tokens: int = 0
@@ -86,8 +86,7 @@ class SamplingParams:
                 "allowed_token_ids must name at least one token, got an empty list",
                 param="allowed_token_ids",
             )
-        if any(not word for word in self.bad_words):
-            raise InvalidRequestError("bad_words holds an empty word", param="bad_words")
+        _check_bad_words(self.bad_words)
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop holds an empty string", param="stop")
         longest = max(map(len, self.stop), default=0)
@@ -120,7 +119,7 @@ class SamplingParams:
         return (
             self.has_penalties
             or self.min_tokens > 0
-            or any(len(word) > 1 for word in self.bad_words)
+            or any(len(word.encode()) > 1 for word in self.bad_words)
         )
 
 
@@ -132,7 +131,6 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """
     named: dict[str, Iterable[int]] = {
         "logit_bias": params.logit_bias,
-        "bad_words": chain.from_iterable(params.bad_words),
         "allowed_token_ids": params.allowed_token_ids or (),
         "stop_token_ids": params.stop_token_ids,
     }
@@ -144,6 +142,36 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
                     f"{vocab_size - 1}",
                     param=name,
                 )
+
+
+def _check_bad_words(words: Iterable[object]) -> None:
+    """Refuse what no text can be compared with.
+
+    Raises:
+        InvalidRequestError: Says which word.
+    """
+    if isinstance(words, str):
+        raise InvalidRequestError(
+            f"bad_words takes several strings, got the one string {words!r}",
+            param="bad_words",
+            hint=f"write ({words!r},)",
+        )
+    for word in words:
+        if not isinstance(word, str):
+            raise InvalidRequestError(
+                f"bad_words takes strings, got {word!r}; sequences of token ids are not taken, "
+                "since other tokens can give the same text",
+                param="bad_words",
+                hint="give the text of the word",
+            )
+        if not word:
+            raise InvalidRequestError("bad_words holds an empty word", param="bad_words")
+        if "\ufffd" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise InvalidRequestError(
+                f"bad_words holds {word!r}, which has U+FFFD or a lone surrogate; they stand for "
+                "bytes that are no text and cannot be looked for",
+                param="bad_words",
+            )
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:

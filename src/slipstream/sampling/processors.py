@@ -77,8 +77,6 @@ class Processors:
         self._vocab_size = vocab_size
         self._bias_ids = _ids(params.logit_bias)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
-        self._banned_ids = _ids(word[0] for word in params.bad_words if len(word) == 1)
-        self._long_words = tuple(word for word in params.bad_words if len(word) > 1)
         self._forbidden_ids: IntArray | None = None
         if params.allowed_token_ids is not None:
             is_forbidden = np.ones(vocab_size, dtype=np.bool_)
@@ -139,11 +137,10 @@ class Processors:
 
     def _changed_ids(self, state: SamplingState, drawn: IntArray) -> IntArray:
         """Every token whose logit may change, some of them several times."""
-        parts = [self._bias_ids, self._banned_ids]
+        parts = [self._bias_ids]
         if self.params.has_penalties:
             parts += [self.prompt_ids(state.prompt_tokens), drawn]
-        if self._long_words:
-            parts.append(_ids(word[-1] for word in self._long_words))
+        parts += self._banned_ids(state)
         if self._forbidden_ids is not None:
             parts.append(self._forbidden_ids)
         if state.num_output < self.params.min_tokens:
@@ -160,16 +157,20 @@ class Processors:
             self._penalise(out, state, drawn)
         if self._bias_ids.size:
             out[self._bias_ids] += self._bias
-        if self._banned_ids.size:
-            out[self._banned_ids] = _MINUS_INF
-        for word in self._long_words:
-            prefix = word[:-1]
-            if state.recent[-len(prefix) :] == prefix:
-                out[word[-1]] = _MINUS_INF
+        for ids in self._banned_ids(state):
+            out[ids] = _MINUS_INF
         if self._forbidden_ids is not None:
             out[self._forbidden_ids] = _MINUS_INF
         if state.num_output < self.params.min_tokens:
             out[self._stop_ids] = _MINUS_INF
+
+    def _banned_ids(self, state: SamplingState) -> tuple[IntArray, ...]:
+        """Tokens that would complete a bad word."""
+        words = state.bad_words
+        if words is None:
+            assert not self.params.bad_words, "the state was started without its bad words"
+            return ()
+        return words.always, words.completing(state.tail)
 
     def _penalise(self, logits: FloatArray, state: SamplingState, drawn: IntArray) -> None:
         params = self.params

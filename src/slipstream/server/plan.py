@@ -199,7 +199,6 @@ def _plan(
             request,
             max_tokens=budget,
             seed=seed,
-            tokenizer=service.tokenizer,
             vocab_size=info.vocab_size,
         )
         submits.append(

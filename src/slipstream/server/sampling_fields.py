@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from slipstream.engine.messages import EngineInfo, SpeculationOptions
@@ -10,7 +10,6 @@ from slipstream.errors import ContextLengthError, InvalidRequestError
 from slipstream.protocol.errors import shown
 from slipstream.protocol.requests import ChatRequest, CompletionRequest, SpeculationField
 from slipstream.sampling.params import SEED_BITS, SamplingParams
-from slipstream.server.context import TextCodec
 
 COMPLETIONS_MAX_TOKENS = 16  # the OpenAI API's default for /v1/completions
 
@@ -60,7 +59,6 @@ def sampling_params(
     *,
     max_tokens: int,
     seed: int,
-    tokenizer: TextCodec,
     vocab_size: int,
 ) -> SamplingParams:
     """The engine's parameters of a request, whose token ids are checked here.
@@ -84,7 +82,7 @@ def sampling_params(
         presence_penalty=_or(request.presence_penalty, 0.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         logit_bias=request.logit_bias,
-        bad_words=_word_tokens(request.bad_words, tokenizer),
+        bad_words=tuple(request.bad_words),
         allowed_token_ids=(
             None if request.allowed_token_ids is None else tuple(request.allowed_token_ids)
         ),
@@ -172,14 +170,3 @@ def _prompt_alternatives(request: ChatRequest | CompletionRequest) -> int | None
     if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
         return max(asked or 0, request.logprobs)
     return asked
-
-
-def _word_tokens(words: Sequence[str], tokenizer: TextCodec) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written at a text's start and after a space."""
-    spellings: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for spelling in (word, " " + word.lstrip(" ")):
-            tokens = tuple(tokenizer.encode(spelling, add_special=False))
-            if tokens:
-                spellings[tokens] = None
-    return tuple(spellings)

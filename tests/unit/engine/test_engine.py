@@ -131,7 +131,6 @@ def test_later_choices_find_the_prompt_in_the_cache() -> None:
         (PROMPT, {"n": 129}, "n must be 1 to 128, got 129"),
         (PROMPT, {"params": SamplingParams(logit_bias={VOCAB_SIZE: 1.0})}, "logit_bias"),
         (PROMPT, {"params": SamplingParams(stop_token_ids=(VOCAB_SIZE,))}, "stop_token_ids"),
-        (PROMPT, {"params": SamplingParams(bad_words=((VOCAB_SIZE,),))}, "bad_words"),
         (PROMPT, {"params": SamplingParams(allowed_token_ids=(VOCAB_SIZE,))}, "allowed_token_ids"),
         (PROMPT, {"speculation": SpeculationOptions(drafters=("medusa",))}, "'medusa'"),
         (PROMPT, {"speculation": SpeculationOptions(max_draft_len=-1)}, "max_draft_len"),

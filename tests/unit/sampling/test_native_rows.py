@@ -14,8 +14,9 @@ from slipstream.sampling.noise import FloatArray
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.row_rule import RowRule
 from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError
-from slipstream.sampling.state import SamplingState, advance, initial_state
+from slipstream.sampling.state import SamplingState, advance
 from tests.support.native import native_kernels
+from tests.support.words import started, text_of
 
 ISAS = ["avx512", "portable"]
 SIZES = [1, 3, 16, 63, 64, 65, 300, 1000]
@@ -25,7 +26,7 @@ def request_after(
     params: SamplingParams, size: int, rng: np.random.Generator, seed: int
 ) -> RowRequest:
     """A request in the middle of an answer."""
-    state = initial_state(params, rng.integers(0, size, 6).tolist())
+    state = started(params, rng.integers(0, size, 6).tolist())
     for token in rng.integers(0, size, 4).tolist():
         state = advance(params, state, token)
     return RowRequest(params, state, seed, int(rng.integers(0, 5000)))
@@ -65,7 +66,8 @@ def any_params(draw: st.DrawFn, size: int) -> SamplingParams:
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, -0.5])),
         logit_bias=draw(st.dictionaries(tokens, st.sampled_from([-100.0, 0.1, 100.0]), max_size=3)),
         bad_words=tuple(
-            draw(st.lists(st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=3))
+            text_of(*word)
+            for word in draw(st.lists(st.lists(tokens, min_size=1, max_size=2), max_size=3))
         ),
         allowed_token_ids=draw(
             st.sampled_from([None, None, tuple(range(0, size, 2)), (0, size - 1)])

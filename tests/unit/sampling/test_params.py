@@ -10,6 +10,7 @@ import pytest
 from slipstream.errors import InvalidRequestError
 from slipstream.sampling.params import SamplingParams, check_token_ids
 from slipstream.sampling.state import advance, initial_state
+from tests.support.words import started, text_of
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,11 @@ from slipstream.sampling.state import advance, initial_state
         ("logit_bias", {3: 101.0}),
         ("logit_bias", {3: math.nan}),
         ("allowed_token_ids", ()),
-        ("bad_words", ((),)),
+        ("bad_words", ("",)),
+        ("bad_words", ((1, 2),)),
+        ("bad_words", (b"no",)),
+        ("bad_words", "no"),
+        ("bad_words", ("\ufffd",)),
         ("stop", ("",)),
         ("stop", ("ok", "x" * 1025)),
         ("logprobs_mode", "cooked"),
@@ -57,7 +62,6 @@ def test_large_whole_numbers_are_shown_with_all_their_digits() -> None:
     ("name", "value"),
     [
         ("logit_bias", {10: 1.0}),
-        ("bad_words", ((1, 10),)),
         ("allowed_token_ids", (1, -1)),
         ("stop_token_ids", (11,)),
     ],
@@ -70,9 +74,7 @@ def test_a_token_outside_the_vocabulary_is_refused_by_name(name: str, value: Any
 
 
 def test_tokens_inside_the_vocabulary_are_accepted() -> None:
-    params = SamplingParams(
-        logit_bias={0: 1.0, 9: -1.0}, bad_words=((9, 0),), allowed_token_ids=(0, 9)
-    )
+    params = SamplingParams(logit_bias={0: 1.0, 9: -1.0}, allowed_token_ids=(0, 9))
     check_token_ids(params, vocab_size=10)
 
 
@@ -110,8 +112,25 @@ def test_the_prompt_is_remembered_only_for_the_repetition_penalty() -> None:
     assert initial_state(repeating, [1, 2, 1]).prompt_tokens == frozenset({1, 2})
 
 
-def test_recent_tokens_reach_as_far_back_as_the_longest_bad_word() -> None:
-    params = SamplingParams(bad_words=((1, 2, 3), (4,)))
-    state = initial_state(params, [7, 8, 9])
-    assert state.recent == (8, 9)
-    assert advance(params, state, 1).recent == (9, 1)
+def test_a_state_remembers_what_its_text_has_begun_of_a_bad_word() -> None:
+    params = SamplingParams(bad_words=(text_of(1, 2, 3), text_of(4)))
+    state = started(params, [7, 1])
+    assert state.tail.decode() == text_of(1)
+    assert advance(params, state, 2).tail.decode() == text_of(1, 2)
+    assert advance(params, state, 5).tail == b""
+
+
+def test_bad_words_without_the_vocabulary_are_refused() -> None:
+    with pytest.raises(ValueError, match="prepared"):
+        initial_state(SamplingParams(bad_words=("no",)), [1])
+
+
+def test_a_bad_word_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        SamplingParams(bad_words=("ok", "\ud800"))
+
+
+def test_old_bad_words_of_token_ids_are_refused_with_what_to_give_instead() -> None:
+    with pytest.raises(InvalidRequestError, match="sequences of token ids are not taken") as caught:
+        SamplingParams(bad_words=((5, 6),))  # type: ignore[arg-type]  # the form of before
+    assert caught.value.hint == "give the text of the word"

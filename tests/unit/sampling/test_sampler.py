@@ -16,9 +16,10 @@ from slipstream.sampling.draw import Workspace, draw_best
 from slipstream.sampling.noise import gumbel_at, gumbel_noise, noise_key
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError, goes_by_row
-from slipstream.sampling.state import SamplingState, advance, initial_state
+from slipstream.sampling.state import SamplingState, advance
 from tests.support import sampling as oracle
 from tests.support.native import native_kernels
+from tests.support.words import started, text_of
 
 VOCAB = 20_011  # odd, so that vector tails are met
 PADDED = 20_032
@@ -34,13 +35,13 @@ MIXED = (
     SamplingParams(top_k=40, min_p=0.01),
     SamplingParams(temperature=0.0, repetition_penalty=1.3, min_tokens=20),
     SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3),
-    SamplingParams(min_p=0.05, logit_bias={3: 5.0}, bad_words=((9,), (150, 11, 4))),
+    SamplingParams(min_p=0.05, logit_bias={3: 5.0}, bad_words=(text_of(9), text_of(150, 11, 4))),
     SamplingParams(allowed_token_ids=tuple(range(0, VOCAB, 3)), top_p=0.95),
 )
 
 
 def request(params: SamplingParams, seed: int = 0, position: int = 85) -> RowRequest:
-    state = initial_state(params, PROMPT)
+    state = started(params, PROMPT)
     for token in OUTPUT:
         state = advance(params, state, token)
     return RowRequest(params, state, seed, position)
@@ -179,7 +180,8 @@ def small_rows(draw: st.DrawFn) -> oracle.Row:
         frequency_penalty=draw(st.sampled_from([0.0, -0.3])),
         logit_bias=draw(st.dictionaries(TOKENS, EIGHTHS, max_size=2)),
         bad_words=tuple(
-            draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=3))
+            text_of(*word)
+            for word in draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3), max_size=3))
         ),
         allowed_token_ids=draw(st.none() | st.lists(TOKENS, min_size=1, max_size=9).map(tuple)),
         min_tokens=draw(st.integers(0, 4)),
@@ -199,7 +201,7 @@ def small_rows(draw: st.DrawFn) -> oracle.Row:
 @given(row=small_rows(), is_native=st.booleans())
 def test_token_and_distribution_agree_with_the_oracle(row: oracle.Row, is_native: bool) -> None:
     sampler = Sampler(12, row.eos, native_kernels() if is_native else None)
-    state = initial_state(row.params, row.prompt)
+    state = started(row.params, row.prompt)
     for token in row.output:
         state = advance(row.params, state, token)
     logits = torch.tensor([row.logits], dtype=torch.float32)

@@ -14,6 +14,7 @@ from slipstream.sampling.processors import Processors
 from slipstream.sampling.state import advance, initial_state
 from slipstream.sampling.transforms import best_ids, first_ids, kept_ids, largest, temper
 from tests.support import sampling as oracle
+from tests.support.words import started, text_of
 
 EOS = 0
 
@@ -26,7 +27,7 @@ def process(
 ) -> list[float]:
     row = np.array(logits, dtype=np.float32)
     before = row.copy()
-    state = initial_state(params, prompt)
+    state = started(params, prompt)
     for token in output:
         state = advance(params, state, token)
     result = Processors(params, row.size, [EOS]).apply(row, state, np.empty_like(row))
@@ -70,11 +71,11 @@ def test_repetition_penalty_comes_before_the_other_penalties_and_the_bias() -> N
 
 
 def test_a_single_bad_word_is_always_banned() -> None:
-    assert process([1.0, 2.0], SamplingParams(bad_words=((1,),))) == [1.0, -np.inf]
+    assert process([1.0, 2.0], SamplingParams(bad_words=(text_of(1),))) == [1.0, -np.inf]
 
 
 def test_a_long_bad_word_is_banned_only_after_its_beginning() -> None:
-    params = SamplingParams(bad_words=((1, 2, 3),))
+    params = SamplingParams(bad_words=(text_of(1, 2, 3),))
     banned = [0.0, 0.0, 0.0, -np.inf]
     assert process([0.0] * 4, params, (), (1, 2)) == banned
     assert process([0.0] * 4, params, (1,), (2,)) == banned
@@ -84,7 +85,7 @@ def test_a_long_bad_word_is_banned_only_after_its_beginning() -> None:
 
 
 def test_bad_words_of_different_lengths_each_match_their_own_beginning() -> None:
-    params = SamplingParams(bad_words=((1, 2, 3), (2, 0)))
+    params = SamplingParams(bad_words=(text_of(1, 2, 3), text_of(2, 0)))
     assert process([0.0] * 4, params, (), (1, 2)) == [-np.inf, 0.0, 0.0, -np.inf]
 
 
@@ -94,7 +95,7 @@ def test_only_allowed_tokens_are_left() -> None:
 
 
 def test_bias_does_not_bring_back_a_banned_token() -> None:
-    params = SamplingParams(logit_bias={1: 100.0}, bad_words=((1,),))
+    params = SamplingParams(logit_bias={1: 100.0}, bad_words=(text_of(1),))
     assert process([1.0, 2.0], params) == [1.0, -np.inf]
 
 

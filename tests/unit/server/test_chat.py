@@ -171,7 +171,7 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
     assert (params.stop, params.stop_token_ids, params.include_stop) == (("END",), (10,), True)
     assert (params.logprobs, params.top_logprobs) == (True, 4)
     assert params.logprobs_mode == "processed"
-    assert params.bad_words == (tuple(b"no"), tuple(b" no"))
+    assert params.bad_words == ("no",)
     assert (submit.n, submit.cache_salt, submit.priority) == (2, "tenant", 3)
     assert submit.timeout_s == 12.5
     assert submit.speculation.enabled is True

@@ -60,6 +60,9 @@ def assert_error(body: Any, code: str) -> dict[str, Any]:
             "invalid_request",
             "stop_token_ids",
         ),
+        ("chat/completions", chat_body(bad_words=[""]), 400, "invalid_request", "bad_words[0]"),
+        ("completions", completion_body(bad_words=["\ufffd"]), 400, "invalid_request", "bad_words"),
+        ("completions", completion_body(bad_words=[[5]]), 400, "invalid_request", "bad_words[0]"),
         (
             "chat/completions",
             chat_body(speculation={"drafters": ["x"]}),

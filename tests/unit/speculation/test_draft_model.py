@@ -29,6 +29,7 @@ from tests.support.draft_models import (
     make_draft_model,
 )
 from tests.support.scripted_target import hashed_logits, looping_logits
+from tests.support.words import text_of
 
 PROMPT = [5, 6, 7, 8, 9]
 MODEL = hashed_logits(VOCAB_SIZE)
@@ -221,7 +222,7 @@ def test_padding_of_the_draft_models_head_is_never_proposed() -> None:
 
 
 def test_a_row_without_a_token_gets_no_draft_and_disturbs_nobody() -> None:
-    nothing_left = SamplingParams(allowed_token_ids=(50,), bad_words=((50,),))
+    nothing_left = SamplingParams(allowed_token_ids=(50,), bad_words=(text_of(50),))
     model = make_draft_model(MODEL)
     contexts = [
         context(PROMPT, SAMPLED, request_id="a"),

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import RowRequest, Sampler
-from slipstream.sampling.state import advance, initial_state
+from slipstream.sampling.state import advance
 from slipstream.speculation.tree import EMPTY_TREE, ROOT, DraftTree
 from slipstream.speculation.verify import Candidate, Verdict, verify
 from tests.support.native import native_kernels
+from tests.support.words import started, text_of
 
 VOCAB = 16
 NUM_LIKELY = 5  # tokens that are drawn and drafted often, so that walks go deep
@@ -41,7 +42,7 @@ def candidate(
         first_row=first_row,
         position=len(prompt),
         params=params,
-        state=initial_state(params, prompt),
+        state=started(params, prompt),
         seed=params.seed,
     )
 
@@ -146,7 +147,7 @@ PARAMS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
     presence_penalty=st.sampled_from([0.0, 0.0, 1.0]),
     min_tokens=st.sampled_from([0, 0, 2]),
-    bad_words=st.sampled_from([(), ((1,),), ((2, 3),)]),
+    bad_words=st.sampled_from([(), (text_of(1),), (text_of(2, 3),)]),
     logit_bias=st.sampled_from([{}, {4: 2.0}, {0: 9.0, 1: -9.0}]),
     seed=st.integers(0, 5),
 )
@@ -172,7 +173,7 @@ def test_every_token_is_what_the_sampler_alone_says_there(
     verifying = Sampler(VOCAB, (2,), native_kernels() if draws_natively else None)
     (verdict,) = verify(verifying, logits, [candidate(tree, params, prompt=(1, 2))])
     sampler = Sampler(VOCAB, (2,))
-    state, node = initial_state(params, (1, 2)), ROOT
+    state, node = started(params, (1, 2)), ROOT
     for number, token in enumerate(verdict.tokens):
         row = logits[1 + node][None]
         request = RowRequest(params, state, params.seed, 2 + number)
