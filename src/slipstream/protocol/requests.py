@@ -87,11 +87,6 @@ class GenerationRequest(RequestModel):
     add_special_tokens: bool | None = None
 
     @property
-    def has_logprobs(self) -> bool:
-        """Whether log-probabilities of the output are wanted."""
-        raise NotImplementedError
-
-    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -183,7 +178,7 @@ def _read(kind: type[_R], body: dict[str, Any], endpoint: Endpoint) -> _R:
         raise translate(error, kind) from None
 
 
-def _check_shared(request: GenerationRequest, *, num_choices: int) -> None:
+def _check_shared(request: ChatRequest | CompletionRequest, *, num_choices: int) -> None:
     if num_choices > MAX_CHOICES:
         raise InvalidRequestError(
             f"n times the number of prompts must be at most {MAX_CHOICES}, got {num_choices}",
