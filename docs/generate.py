@@ -113,7 +113,8 @@ def errors_page() -> str:
     others = [error for error in found if error not in requests]
     return (
         "# Errors\n\nThe command line prints `error:` and, where there is a next step, `hint:`; it "
-        "exits with 2 for a wrong configuration, usage or input and with 1 for every other error.\n\n"
+        "exits with 2 for a wrong configuration, usage or input and with 1 for every other "
+        "error.\n\n"
         + table(("error", "is a", "meaning"), map(_error_row, others))
         + "\n## Errors of one request\n\nThe HTTP answer's body is "
         '`{"error": {"message", "type", "param", "code"}}`, as in the OpenAI API.\n\n'

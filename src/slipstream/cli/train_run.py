@@ -40,7 +40,12 @@ from slipstream.training.session import (
     write_shape,
 )
 from slipstream.training.trainer import Trainer
-from slipstream.training.workers import DistributedWorkers, SingleWorker, Workers
+from slipstream.training.workers import (
+    DistributedWorkers,
+    SingleWorker,
+    Workers,
+    require_work_for_all,
+)
 
 PLOT_FILE = "training.png"
 _SCORE_EVERY = 10
@@ -58,6 +63,7 @@ def run_fit(target: TrainingTarget, model: ModelConfig, options: FitOptions) -> 
     start = options.files.start
     given = open_given(start, target, model) if start else None
     settings = choose_settings(target, dataset, options, given)
+    require_work_for_all(workers, settings.fit.step_packs)
     pieces = pieces_of(dataset, "train", settings.fit)
     folder = RunFolder(options.files.out)
     source = open_source(target, dataset, settings.net.tap_layer_ids, options.files.cache)

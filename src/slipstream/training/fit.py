@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ def fit(
         held_out: Packs that are only measured.
         folder: Where checkpoints are; of the processes of a shared training the first saves.
     Raises:
-        ConfigError: There is nothing to train on.
+        ConfigError: There is nothing to train on, or the loss has become infinite.
         WeightsError: The last checkpoint is damaged.
     """
     if not pieces:
@@ -78,6 +79,7 @@ def fit(
     tally, losses = AcceptanceTally.empty(settings.net.max_draft_len), []
     for step in range(progress.step, settings.fit.num_steps):
         report = trainer.step(step, stream.of_step(step), tally)
+        _require_finite(report.loss, settings, step)
         losses.append(report.loss)
         progress = sitting.after_step(progress, report.num_tokens)
         reporting.on_step(*sitting.state(progress))
@@ -90,7 +92,9 @@ def fit(
                 loss=sum(losses) / len(losses),
                 sampled_length=tally.sampled_length(),
                 greedy_length=tally.greedy_length(),
-                **(_measured(trainer, settings, held_out) if is_measured and held_out else {}),
+                **(
+                    _measured(trainer, settings, held_out, step) if is_measured and held_out else {}
+                ),
             )
             progress = progress.model_copy(update={"history": (*progress.history, score)})
             reporting.on_score(score, progress.history)
@@ -101,9 +105,22 @@ def fit(
     return progress
 
 
-def _measured(trainer: Trainer, settings: RunSettings, held_out: Packs) -> dict[str, float]:
+def _require_finite(loss: float, settings: RunSettings, step: int) -> None:
+    """Stop before what is no number is saved as a checkpoint."""
+    if not math.isfinite(loss):
+        raise ConfigError(
+            f"the training has diverged: the loss of step {step + 1} is {loss}",
+            hint=f"give a lower --learning-rate than {settings.fit.learning_rate:g}; checkpoints in "
+            "front of it are kept, and another rate needs another --out",
+        )
+
+
+def _measured(
+    trainer: Trainer, settings: RunSettings, held_out: Packs, step: int
+) -> dict[str, float]:
     tally = AcceptanceTally.empty(settings.net.max_draft_len)
     loss = trainer.measure(held_out, tally)
+    _require_finite(loss, settings, step)
     return {
         "held_out_loss": loss,
         "held_out_sampled": tally.sampled_length(),

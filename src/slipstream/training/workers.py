@@ -14,6 +14,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from slipstream.errors import ConfigError, SlipstreamError
+
 
 class Workers(Protocol):
     """The processes that share a training."""
@@ -41,6 +43,23 @@ class SingleWorker:
         """See `Workers`: nothing to do."""
 
 
+def require_work_for_all(workers: Workers, step_packs: int) -> None:
+    """Refuse more processes than a step has packs.
+
+    Raises:
+        ConfigError: Says how many of each there are.
+    """
+    if workers.count > step_packs:
+        raise ConfigError(
+            f"{workers.count} processes share steps of {step_packs} packs, so that some have none",
+            hint=f"start at most {step_packs} processes, or give more --step-packs",
+        )
+
+
+class PeerError(SlipstreamError):
+    """A process that shares a training is gone."""
+
+
 class DistributedWorkers:
     """See `Workers`: a process group of torch that has been set up."""
 
@@ -50,8 +69,14 @@ class DistributedWorkers:
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """See `Workers`."""
-        for tensor in tensors:
-            torch.distributed.all_reduce(tensor)
+        try:
+            for tensor in tensors:
+                torch.distributed.all_reduce(tensor)
+        except RuntimeError as error:  # nothing more special is raised
+            raise PeerError(
+                "another process of this training has ended",
+                hint="its own message says why; the same command goes on where it was",
+            ) from error
 
     def close(self) -> None:
         """See `Workers`."""

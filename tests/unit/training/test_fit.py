@@ -22,6 +22,7 @@ from slipstream.training.schedule import PackStream, learning_rate
 from slipstream.training.session import TrainingTarget, open_source, write_fixed
 from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Trainer
+from slipstream.training.workers import DistributedWorkers, PeerError, require_work_for_all
 from tests.support.training import (
     FAMILIES,
     PACK_LEN,
@@ -134,6 +135,50 @@ def test_a_dataset_without_answers_to_train_on_is_refused(
     trainer = trainer_of(settings, target, dataset)
     with pytest.raises(ConfigError, match="no answer to train on"):
         fit(trainer, settings, [], [], RunFolder(tmp_path / "run"), QuietReporting().reporting())
+
+
+def test_a_training_that_diverges_ends_and_keeps_what_was_good(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    settings = tiny_settings("dspark", num_steps=6)
+    pieces = cut_answers(dataset.answers, range(12), PACK_LEN)
+    held_out = arrange(pieces, PACK_LEN, 1)[:1]
+    reporting = QuietReporting().reporting()
+    trainer = trainer_of(settings, target, dataset)
+    worse = trainer_of(tiny_settings("dspark", num_steps=6, learning_rate=1e30), target, dataset)
+    fit(trainer, settings, pieces, [], folder, reporting)
+    saved = folder.newest()
+    assert saved is not None
+
+    again = settings.model_copy(
+        update={"fit": settings.fit.model_copy(update={"num_steps": 12, "learning_rate": 1e30})}
+    )
+    for packs in ([], held_out):
+        with pytest.raises(ConfigError, match=r"diverged: the loss of step \d+ is (nan|inf)") as no:
+            fit(worse, again, pieces, packs, folder, reporting)
+        assert "--learning-rate than 1e+30" in str(no.value.hint)
+        newest = folder.newest()
+        assert newest is not None
+        assert newest[0] == saved[0]
+
+
+def test_more_processes_than_packs_are_refused() -> None:
+    workers = ThreadWorkers(0, [[], []], threading.Barrier(2))
+    require_work_for_all(workers, 2)
+    with pytest.raises(ConfigError, match="2 processes share steps of 1 packs"):
+        require_work_for_all(workers, 1)
+
+
+def test_a_process_whose_peer_has_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: Tensor) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", closed)
+    with pytest.raises(PeerError, match="another process of this training has ended"):
+        DistributedWorkers().add_up([torch.zeros(1)])
 
 
 class ThreadWorkers:
