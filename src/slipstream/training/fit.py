@@ -86,15 +86,14 @@ def fit(
         is_last = progress.step == settings.fit.num_steps
         if progress.step % intervals.score == 0 or is_last:
             is_measured = progress.step % intervals.held_out == 0 or is_last
+            packs = held_out if is_measured else ()
             score = Score(
                 step=progress.step,
                 learning_rate=learning_rate(settings.fit, step),
                 loss=sum(losses) / len(losses),
                 sampled_length=tally.sampled_length(),
                 greedy_length=tally.greedy_length(),
-                **(
-                    _measured(trainer, settings, held_out, step) if is_measured and held_out else {}
-                ),
+                **(_measured(trainer, settings, packs, step) if packs else {}),
             )
             progress = progress.model_copy(update={"history": (*progress.history, score)})
             reporting.on_score(score, progress.history)
@@ -110,8 +109,8 @@ def _require_finite(loss: float, settings: RunSettings, step: int) -> None:
     if not math.isfinite(loss):
         raise ConfigError(
             f"the training has diverged: the loss of step {step + 1} is {loss}",
-            hint=f"give a lower --learning-rate than {settings.fit.learning_rate:g}; checkpoints in "
-            "front of it are kept, and another rate needs another --out",
+            hint=f"give a lower --learning-rate than {settings.fit.learning_rate:g}, and another "
+            "--out with it",
         )
 
 
