@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.bench.document import check_writable
 from slipstream.bench.prompts import Prompt, read_prompts, select_prompts
 from slipstream.cli.options import ConfigOption, ModelOption, SetOption, load
 from slipstream.cli.training import (
@@ -90,6 +91,8 @@ def evaluate(
     settings: SetOption = None,
 ) -> None:
     """Mean acceptance length by category: an estimate along answers, or the engine's own."""
+    if json_file is not None:
+        check_writable(json_file)
     if (data is None) == (not prompts):
         raise ConfigError(
             "give answers to measure along or prompts to answer",

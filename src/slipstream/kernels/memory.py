@@ -7,6 +7,8 @@ import mmap
 import torch
 from torch import Tensor
 
+from slipstream.errors import CapacityError
+
 _ALIGNMENT = 4096
 _LINE = 64
 _HUGE_PAGE = 2 * 2**20
@@ -34,12 +36,21 @@ def zeros_on_huge_pages(num_bytes: int) -> Tensor:
     """[num_bytes] uint8, zero, on huge pages where the system has them.
 
     Pages that are never touched take no memory.
+
+    Raises:
+        CapacityError: The system does not give that much.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_bytes, dtype=torch.uint8)
     # Shared memory, mmap's default, would stay on small pages.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    pages = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=flags)
+    try:
+        pages = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=flags)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"the system does not give {num_bytes / 2**30:.1f} GiB of memory",
+            hint="ask for less: fewer tokens of context, or a smaller budget (memory.kv_bytes)",
+        ) from error
     pages.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(pages, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE

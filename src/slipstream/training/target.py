@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.loading import LoadedModel
+from slipstream.errors import ConfigError
 from slipstream.execution.batch import Branch, ForwardBatch
 from slipstream.execution.runner import Runner
 from slipstream.kv.states import StateSpan
@@ -38,6 +39,20 @@ class Features:
     top_logprobs: Tensor
 
 
+def require_layers(tap_layer_ids: Sequence[int], num_layers: int) -> None:
+    """Refuse taps that a target lacks, and one that is named twice.
+
+    Raises:
+        ConfigError: Says which there are.
+    """
+    missing = [layer for layer in tap_layer_ids if not -1 <= layer < num_layers]
+    if missing or len(set(tap_layer_ids)) != len(tap_layer_ids):
+        raise ConfigError(
+            f"--taps must name different layers from -1 to {num_layers - 1}, got "
+            f"{', '.join(map(str, tap_layer_ids))}"
+        )
+
+
 class TargetReader:
     """Reads a target's states, several answers in a pass.
 
@@ -46,12 +61,15 @@ class TargetReader:
         tap_layer_ids: Layers whose output is wanted, as `DraftHparams.tap_layer_ids`.
         num_top: Likeliest tokens kept per place.
         max_len: Longest prompt with answer; what is longer is refused by whoever cuts answers.
+    Raises:
+        ConfigError: The target lacks a layer.
     """
 
     def __init__(
         self, loaded: LoadedModel, tap_layer_ids: Sequence[int], num_top: int, max_len: int
     ) -> None:
         hparams = loaded.model.hparams
+        require_layers(tap_layer_ids, hparams.num_layers)
         self.identity: TargetIdentity = identify(loaded.name, loaded.model)
         self.tap_layer_ids = tuple(tap_layer_ids)
         self.num_top = min(num_top, hparams.vocab_size)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from importlib import import_module, util
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -101,6 +102,14 @@ def test_configuration_error_exits_with_status_2(failing_command: list[Exception
 def test_a_value_that_no_request_may_have_exits_with_status_2() -> None:
     for option, value in (("--max-tokens", "0"), ("--temperature", "-1"), ("--top-p", "2")):
         assert run("generate", "Hi", option, value) == 2
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "missing" / "numbers.json"
+    assert run("train", "eval", "dspark", "--data", str(tmp_path), "--json", str(file)) == 2
+    assert "numbers.json cannot be written" in capsys.readouterr().err
 
 
 def test_error_without_a_hint_prints_none(

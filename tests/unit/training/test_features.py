@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.errors import CapacityError, ChecksumError, WeightsError
+from slipstream.errors import CapacityError, ChecksumError, ConfigError, WeightsError
 from slipstream.training.cache import build_cache, estimate_bytes
 from slipstream.training.dataset import Dataset, open_dataset
 from slipstream.training.session import TrainingTarget, open_source
@@ -27,6 +27,14 @@ def dataset(target: TrainingTarget, tmp_path: Path) -> Dataset:
 
 def reader_of(target: TrainingTarget) -> TargetReader:
     return TargetReader(target.loaded, (0, 1), 8, 64)
+
+
+@pytest.mark.parametrize("taps", [(0, 0), (-2,), (2,), (0, 99)])
+def test_layers_that_the_target_lacks_are_refused(
+    taps: tuple[int, ...], target: TrainingTarget
+) -> None:
+    with pytest.raises(ConfigError, match="--taps must name different layers from -1 to 1, got"):
+        TargetReader(target.loaded, taps, 8, 64)
 
 
 def build(path: Path, target: TrainingTarget, dataset: Dataset) -> list[int]:

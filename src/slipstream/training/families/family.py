@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from slipstream.errors import ConfigError
 from slipstream.models.drafts.hparams import DraftFamily, DraftHparams
 from slipstream.models.hparams import Hparams, LayerParams, RotaryParams
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.objective import DraftIds, Objective
 from slipstream.training.settings import LossSettings, NetSettings, RunSettings
 from slipstream.training.start import Start
+from slipstream.training.target import require_layers
 from slipstream.weights.names import gguf_draft_name
 
 HEAD = "lm_head.weight"
@@ -193,12 +193,7 @@ class TrainingFamily(ABC, Generic[H]):
             ConfigError: Taps that the target lacks.
         """
         taps = settings.tap_layer_ids
-        missing = [layer for layer in taps if not -1 <= layer < target.num_layers]
-        if missing or len(set(taps)) != len(taps):
-            raise ConfigError(
-                f"--taps must name different layers from -1 to {target.num_layers - 1}, got "
-                f"{', '.join(map(str, taps))}"
-            )
+        require_layers(taps, target.num_layers)
         rotary = RotaryParams(max(layer.rotary.theta for layer in target.layers))
         body = replace(
             target,
