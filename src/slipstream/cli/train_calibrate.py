@@ -29,7 +29,7 @@ def calibrate(
     from slipstream.training.calibrate import calibrate as scale
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import measured
-    from slipstream.training.run_folder import write_json
+    from slipstream.training.run_folder import DRAFT_FOLDER, write_json
     from slipstream.training.session import open_source, restore_run
 
     target = open_target(effective)
@@ -46,7 +46,9 @@ def calibrate(
         dataset.indices("validation")[:max_answers],
     )
     calibration = scale(list(results))
-    write_json(run / CALIBRATION_FILE, asdict(calibration))
+    for folder in (run, run / DRAFT_FOLDER):  # exports take it from the first
+        if folder.exists():
+            write_json(folder / CALIBRATION_FILE, asdict(calibration))
     table = Table(box=None, header_style="bold")
     for heading in ("depth", "temperature", "error before", "error after"):
         table.add_column(heading, justify="right")

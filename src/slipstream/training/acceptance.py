@@ -41,6 +41,12 @@ class AcceptanceTally:
         self.sampled += results.acceptance[whole].double().cumprod(-1).sum(0)
         self.greedy += results.is_hit[whole].double().cumprod(-1).sum(0)
 
+    def join(self, other: AcceptanceTally) -> None:
+        """Count what another has counted."""
+        self.num_blocks += other.num_blocks
+        self.sampled += other.sampled
+        self.greedy += other.greedy
+
     def sampled_length(self) -> float:
         """Mean acceptance length at temperature 1, the bonus token included."""
         return self._length(self.sampled)

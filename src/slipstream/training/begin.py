@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.errors import ConfigError
 from slipstream.training.dataset import Dataset
 from slipstream.training.draft_files import require_writable
 from slipstream.training.draft_vocab import select_draft_tokens
@@ -52,9 +53,16 @@ def begin_with(
     ones. See `take_over`.
 
     Raises:
-        ConfigError: The net has another shape, or one that could not be written; says which.
+        ConfigError: The net has another shape, one that could not be written, or holds what is no
+            number; says which.
     """
     given.require_room(settings.net)
+    for name, parameter in given.net.trained().items():
+        if not bool(parameter.isfinite().all()):
+            raise ConfigError(
+                f"the net in {given.name} holds numbers that are not finite, first in {name}",
+                hint="start with another checkpoint of it, or without --start-from",
+            )
     answers, vocab_size = dataset.of_side("train"), target.identity.vocab_size
     size, always = settings.net.draft_vocab_size, given.net.known_ids().tolist()
     token_ids = select_draft_tokens(answers, vocab_size, size, always)

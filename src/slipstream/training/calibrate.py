@@ -43,6 +43,11 @@ def calibrate(results: Sequence[RowResults]) -> Calibration:
     Source: arXiv:2607.05147, section on calibration; the search is SGLang's: 41 temperatures from
     0.1 to 10 and 15 bins.
     """
+    if not results:
+        raise WeightsError(
+            "no answer of the data is held out, so there is nothing to calibrate on",
+            hint="make data with a --validation-share above 0",
+        )
     if any(item.confidence is None for item in results):
         raise WeightsError(
             "the drafter has no confidence head, so there is nothing to calibrate",

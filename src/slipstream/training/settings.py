@@ -10,7 +10,7 @@ from slipstream.models.drafts.hparams import DraftFamily
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class NetSettings(_Settings):

@@ -72,20 +72,23 @@ class Trainer:
         """Learn from the packs of step `step`.
 
         Args:
-            tally: Acceptance is added to it.
+            tally: Acceptance in the packs of all processes is added to it.
         """
         seeds = [derived_seed(self._settings.seed, step, number) for number in range(len(packs))]
         own = slice(self._workers.rank, None, self._workers.count)
         batches = self._batches(packs[own], seeds[own])
         weight = self._summed(sum(batch.total_weight for batch in batches))
         total = max(weight, _SMALLEST_WEIGHT)
-        loss = 0.0
+        loss, counted = 0.0, AcceptanceTally.empty(len(tally.sampled))
         for batch in batches:
             net = self.net.copy_in(_DTYPES[self._settings.dtype])
             outcome = self._objective.measure(net, batch, total)
             outcome.loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             loss += float(outcome.loss.detach())
-            tally.add(outcome.results)
+            counted.add(outcome.results)
+        counted.num_blocks = round(self._summed(counted.num_blocks))
+        self._workers.add_up([counted.sampled, counted.greedy])
+        tally.join(counted)
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         self._workers.add_up(gradients)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.clip_norm)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from slipstream.errors import ConfigError, WeightsError
@@ -163,6 +164,28 @@ def test_a_training_that_diverges_ends_and_keeps_what_was_good(
         assert newest[0] == saved[0]
 
 
+def test_a_start_that_is_no_number_is_refused(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny_settings("dspark", num_steps=1)
+    trainer = trainer_of(settings, target, dataset)
+    begin(tmp_path / "run", settings, target, dataset)
+    run(trainer, settings, dataset, tmp_path / "run")
+    saved = RunFolder(tmp_path / "run").newest()
+    assert saved is not None
+    progress, tensors = saved
+    tensors["parameter/fc.weight"][0, 0] = float("nan")
+    RunFolder(tmp_path / "run").save(progress, tensors)
+    with pytest.raises(ConfigError, match=r"not finite, first in fc\.weight"):
+        start_with(tmp_path / "run", settings, target, dataset)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_settings_are_finite(value: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        tiny_settings("dspark", learning_rate=value)
+
+
 def test_more_processes_than_packs_are_refused() -> None:
     workers = ThreadWorkers(0, [[], []], threading.Barrier(2))
     require_work_for_all(workers, 2)
@@ -207,7 +230,8 @@ def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Datase
     settings = tiny_settings("dspark", pass_packs=1)
     packs = arrange(cut_answers(dataset.answers, range(12), PACK_LEN), PACK_LEN, 1)[:4]
     alone = trainer_of(settings, target, dataset)
-    report = alone.step(0, packs, empty_tally(settings))
+    tallies = [empty_tally(settings) for _ in range(3)]
+    report = alone.step(0, packs, tallies[2])
 
     barrier = threading.Barrier(2)
     shared: list[list[Tensor]] = [[], []]
@@ -218,7 +242,7 @@ def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Datase
     losses: dict[int, float] = {}
 
     def work(rank: int) -> None:
-        losses[rank] = pair[rank].step(0, packs, empty_tally(settings)).loss
+        losses[rank] = pair[rank].step(0, packs, tallies[rank]).loss
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -227,6 +251,10 @@ def test_two_workers_learn_what_one_does(target: TrainingTarget, dataset: Datase
         thread.join()
 
     assert losses[0] == losses[1] == pytest.approx(report.loss, rel=1e-5)
+    for tally in tallies[:2]:
+        assert tally.num_blocks == tallies[2].num_blocks > 0
+        torch.testing.assert_close(tally.sampled, tallies[2].sampled)
+        assert torch.equal(tally.greedy, tallies[2].greedy)
     moments = "momentum_buffer/layers.0.mlp.down_proj.weight"
     expected = alone.state()[moments]
     for trainer in pair:

@@ -273,6 +273,11 @@ def test_evaluation_tells_categories_and_temperatures_apart(
     assert len(calibrate(results).temperatures) == 3
 
 
+def test_nothing_held_out_calibrates_nothing() -> None:
+    with pytest.raises(WeightsError, match="no answer of the data is held out"):
+        calibrate([])
+
+
 def test_calibration_finds_the_temperature_that_was_wrong() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(4000, 2, generator=generator)
