@@ -72,11 +72,12 @@ def test_its_answers_have_a_fingerprint_of_their_own(tmp_path: Path) -> None:
     engines = (
         load(target, [drafter]),
         load(target, []),
+        rejecting(target, []),
         rejecting(target, [drafter]),
         load(target, [drafter], **{"speculation.verification": rule}),
     )
-    exact, plain, by_block, by_chain = (llm.engine.info.fingerprint for llm in engines)
-    assert exact == plain
+    exact, plain, idle, by_block, by_chain = (llm.engine.info.fingerprint for llm in engines)
+    assert exact == plain == idle
     assert len({exact, by_block, by_chain}) == 3
 
 

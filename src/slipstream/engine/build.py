@@ -274,7 +274,7 @@ def _fingerprint(config: Config, runner: Runner) -> str:
     """Answers that drafts may have changed are told apart from those that they cannot change."""
     verification = config.speculation.verification
     numerics: dict[str, object] = dict(runner.numerics())
-    if verification.kind != "exact":
+    if verification.kind != "exact" and config.speculation.drafters:
         numerics["verification"] = verification.model_dump()
     return fingerprint(numerics)
 

@@ -40,7 +40,8 @@ class TextFormatter(logging.Formatter):
         line = _printable(line) + fields
         if record.exc_info:
             trace = self.formatException(record.exc_info)
-            line = "\n".join((line, *map(_printable, trace.split("\n"))))
+            # Indented, so that no line of it looks like a record.
+            line = "\n  ".join((line, *map(_printable, trace.split("\n"))))
         return line
 
 

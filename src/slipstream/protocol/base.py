@@ -63,7 +63,7 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, data: Any) -> Any:  # Any: JSON, before validation
+    def _keep_given(cls, data: Any) -> Any:  # Any: JSON, before validation
         if not isinstance(data, dict):
             return data
         for name in data:

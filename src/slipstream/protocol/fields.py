@@ -101,7 +101,7 @@ _REQUEST = {
     "speculation": "`enabled`, `max_draft_len`, `max_draft_nodes`, `drafters` (instance names); "
     "bounds above the server's are clamped",
     "return_token_ids": "add `prompt_token_ids` and each choice's `token_ids`",
-    "return_tokens_as_token_ids": "in logprobs, write tokens as `token_id:ID`",
+    "return_tokens_as_token_ids": "in logprobs, write tokens as `token_id:ID`; needs logprobs",
     "add_special_tokens": "let the tokenizer add its special tokens to the prompt; default: true "
     "(completions, for text), false (chat: the template does)",
 }
@@ -112,7 +112,8 @@ _CHAT_HONOURED = {
     "logprobs": "report log-probabilities of the output tokens",
     "top_logprobs": "0 to 20 alternatives per token; needs `logprobs`",
     "add_generation_prompt": "end the prompt where the assistant begins; default true",
-    "chat_template_kwargs": "arguments for the chat template, such as `enable_thinking`",
+    "chat_template_kwargs": "arguments for the chat template, such as `enable_thinking`; one that "
+    "the model's template never reads is refused",
 }
 
 _COMPLETIONS_HONOURED = {
@@ -129,7 +130,10 @@ _STORE = "this server keeps no requests"
 _BEAM = "beam search is not supported"
 _TEMPLATE = "the chat template is the server's (model.chat_template)"
 _TRUNCATE = "prompts are never cut; shorten the prompt"
-_REASONING = "pass template arguments such as enable_thinking in chat_template_kwargs"
+_REASONING = (
+    "pass template arguments such as enable_thinking, where the template reads them, in "
+    "chat_template_kwargs"
+)
 
 REQUEST_FIELDS: tuple[FieldSpec, ...] = (
     *_honoured(_BOTH, _SAMPLING),

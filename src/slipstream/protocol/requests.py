@@ -188,10 +188,16 @@ def _check_shared(request: ChatRequest | CompletionRequest, *, num_choices: int)
         raise InvalidRequestError(
             "stream_options needs stream: true beside it", param="stream_options"
         )
-    has_logprobs = request.has_logprobs or request.prompt_logprobs is not None
-    for name in ("logprobs_mode", "return_tokens_as_token_ids"):
-        if not has_logprobs and name in request.model_fields_set:
-            raise InvalidRequestError(f"{name} needs logprobs beside it", param=name)
+    if request.return_tokens_as_token_ids and not request.has_logprobs:
+        raise InvalidRequestError(
+            "return_tokens_as_token_ids needs logprobs beside it",
+            param="return_tokens_as_token_ids",
+        )
+    wants_any = request.has_logprobs or request.prompt_logprobs is not None
+    if request.logprobs_mode != "raw" and not wants_any:
+        raise InvalidRequestError(
+            "logprobs_mode needs logprobs or prompt_logprobs beside it", param="logprobs_mode"
+        )
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequestError(
             "prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs"

@@ -90,7 +90,7 @@ def read_tokenize_request(body: dict[str, Any]) -> TokenizeRequest:  # Any: JSON
         InvalidRequestError: A field is unknown, missing or of the wrong type.
     """
     try:
-        return TokenizeRequest.model_validate(_without_nulls(body))
+        return TokenizeRequest.model_validate(body)
     except ValidationError as error:
         raise translate(error, TokenizeRequest) from None
 
@@ -102,10 +102,6 @@ def read_detokenize_request(body: dict[str, Any]) -> DetokenizeRequest:  # Any: 
         InvalidRequestError: A field is unknown, missing or of the wrong type.
     """
     try:
-        return DetokenizeRequest.model_validate(_without_nulls(body))
+        return DetokenizeRequest.model_validate(body)
     except ValidationError as error:
         raise translate(error, DetokenizeRequest) from None
-
-
-def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:  # Any: JSON values
-    return {name: value for name, value in body.items() if value is not None}

@@ -40,6 +40,7 @@ class BadWords:
         self._token_bytes = token_bytes
         self._silent_ids = np.array(sorted(silent_ids), dtype=np.int64)
         self._first_bytes = frozenset(word[0] for word in self._words)
+        self._shortest = min(map(len, self._words), default=1)
         self._max_tail_len = max(map(len, self._words), default=1) - 1
         self._kept: dict[bytes, IntArray] = {}
         self.always = self._loud(map(token_bytes.holding, self._words))
@@ -87,9 +88,11 @@ class BadWords:
 
     def _rests(self, tail: bytes) -> set[bytes]:
         """What is missing of the words that the tail's ends begin."""
+        # What is missing must fit into a token, of the shortest word too.
+        num_starts = min(len(tail), len(tail) + self._token_bytes.longest - self._shortest + 1)
         return {
             word[len(tail) - start :]
-            for start in range(len(tail))
+            for start in range(num_starts)
             if tail[start] in self._first_bytes
             for word in self._begun_by(tail[start:])
             if len(word) - len(tail) + start <= self._token_bytes.longest

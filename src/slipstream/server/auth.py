@@ -31,12 +31,13 @@ class Authentication:
 
     def _check(self, header: str) -> None:
         scheme, _, key = header.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        key = key.strip(" \t")  # and no more: the last byte of a letter may be a Latin-1 space
+        if scheme.lower() != "bearer" or not key:
             raise AuthenticationError(
                 "an API key is needed; send it in the header Authorization: Bearer KEY"
             )
         # Headers are bytes, which Starlette reads as Latin-1.
-        given = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        given = hashlib.sha256(key.encode("latin-1")).digest()
         # All keys are compared, each in constant time, so that timing tells nothing about them.
         if sum(hmac.compare_digest(given, digest) for digest in self._digests) == 0:
             raise AuthenticationError("the API key is not one of this server's")

@@ -101,7 +101,7 @@ def sampling_params(
 
 
 def check_queue_holds(n: int, num_prompts: int, max_queue_len: int) -> None:
-    """Refuse what could not even wait, however often it is tried again.
+    """Refuse more choices than may wait: whether they all got places would be chance.
 
     Raises:
         InvalidRequestError: More choices than the queue has places.

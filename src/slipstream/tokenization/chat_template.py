@@ -85,7 +85,8 @@ class ChatTemplate:
                 f"chat_template_kwargs cannot set {', '.join(taken)}; the server sets it",
                 param="chat_template_kwargs",
             )
-        if unread := sorted(kwargs.keys() - self._known_names):
+        given = kwargs.keys() | ({"documents"} if documents else set())
+        if unread := sorted(given - self._known_names):
             raise InvalidRequestError(
                 f"chat_template_kwargs: the model's chat template reads no {', '.join(unread)}",
                 param="chat_template_kwargs",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from slipstream.errors import WeightsError
 from slipstream.weights.cache import Fetched, ModelCache
@@ -14,6 +15,7 @@ from slipstream.weights.local_source import single_weights_file
 from slipstream.weights.manifest import compare_checksums
 from slipstream.weights.progress import Progress
 
+_OF_DRAFTERS = ("calibration.json", "provenance.json")  # a GGUF file holds all the rest
 # Configuration, tokenizer and calibration files that public checkpoints carry.
 _COMPANIONS = (
     "config.json",
@@ -27,8 +29,7 @@ _COMPANIONS = (
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
-    "calibration.json",
-    "provenance.json",
+    *_OF_DRAFTERS,
 )
 _INSTALL_HINT = "install it with `pip install 'slipstream[hub]'`, or give a local path"
 
@@ -120,7 +121,7 @@ class HubSource:
                     f"{self.name} does not exist: the repository has no such file",
                     hint=f"it has {', '.join(_weights_among(names)) or 'no weights that are read'}",
                 )
-            return [self._file]
+            return _with_drafter_files(self._file, names)
         safetensors = [name for name in names if fnmatch(name, "*.safetensors") and "/" not in name]
         if "model.safetensors" in safetensors:
             weights = ["model.safetensors"]
@@ -137,7 +138,7 @@ class HubSource:
                 if ggufs
                 else "pickled .bin weights are never read; choose another repository",
             )
-        return ggufs
+        return _with_drafter_files(ggufs[0], names)
 
     def _refusal(self, error: Exception) -> WeightsError:
         """The hub's answer in our words."""
@@ -159,6 +160,12 @@ class HubSource:
             f"cannot reach the hub for {self.name}: {error}",
             hint="check the connection; without one, use a local path or `default`",
         )
+
+
+def _with_drafter_files(gguf: str, names: Sequence[str]) -> list[str]:
+    folder = PurePosixPath(gguf).parent
+    beside = [str(folder / name) for name in _OF_DRAFTERS]
+    return [gguf, *(name for name in beside if name in names)]
 
 
 def _weights_among(names: list[str]) -> list[str]:

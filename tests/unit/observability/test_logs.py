@@ -49,8 +49,9 @@ def test_a_text_line_cannot_steer_a_terminal() -> None:
     nasty = "\x1b[31m\x00\x08\x7f\u202e\u2028"
     logger = logging.getLogger("slipstream.access")
     logger.info(nasty, extra={"fields": {"path": f"/x{nasty}"}})
-    logger.error("failed", exc_info=ValueError(nasty))
+    logger.error("failed", exc_info=ValueError(f"{nasty}\n2030 INFO forged"))
     text = stream.getvalue()
+    assert "\n  2030 INFO forged" in text
     assert text.replace("\n", "").isprintable()
     assert r"/x\u001b[31m\u0000" in text
     assert "ValueError: \\x1b[31m" in text

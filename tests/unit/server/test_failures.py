@@ -112,6 +112,27 @@ def assert_error(body: Any, code: str) -> dict[str, Any]:
             )
         ),
         (
+            "completions",
+            completion_body(prompt_logprobs=0, return_tokens_as_token_ids=True),
+            400,
+            "invalid_request",
+            "return_tokens_as_token_ids",
+        ),
+        (
+            "chat/completions",
+            chat_body(logprobs=False, logprobs_mode="raw", return_tokens_as_token_ids=False),
+            200,
+            "",
+            None,
+        ),
+        (
+            "completions",
+            completion_body(prompt_logprobs=0, logprobs_mode="processed"),
+            200,
+            "",
+            None,
+        ),
+        (
             "chat/completions",
             chat_body(stream=True, stream_options={"include_usage": None}),
             200,

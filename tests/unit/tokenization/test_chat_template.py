@@ -170,6 +170,8 @@ class TestErrors:
             }
         )
         assert template.render([USER], thinking=2, documents_first=True) == "2"
+        with pytest.raises(InvalidRequestError, match="reads no documents"):
+            template.render([USER], documents=[{"text": "a"}])
         with pytest.raises(InvalidRequestError, match=r"reads no thinkin, x$") as refusal:
             template.render([USER], thinkin=1, thinking=2, x=3)
         assert refusal.value.param == "chat_template_kwargs"

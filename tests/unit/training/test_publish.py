@@ -357,7 +357,9 @@ def test_a_target_in_another_format_keeps_its_drafters(
         )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", '{"run": 3}', '{"run": {"target": null}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "[" * 200_000, '{"run": 3}', '{"run": {"target": null}}']
+)
 def test_a_story_that_says_nothing_of_a_target_refuses_nobody(
     text: str, target: TrainingTarget, tmp_path: Path
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from slipstream.errors import WeightsError
 from slipstream.models.identity import TargetIdentity
 
@@ -26,7 +24,7 @@ def read_origin(path: Path) -> TargetIdentity | None:
         story = json.loads((folder / PROVENANCE_FILE).read_bytes())
         target = {**story["run"]["target"], "embedding_peaks": story.get(PEAKS_FIELD, ())}
         return TargetIdentity.model_validate(target)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -43,6 +41,6 @@ def require_origin(path: Path, target: TargetIdentity) -> None:
         raise WeightsError(
             f"the drafter in {path} was trained for {made_for.describe()}, but the target is "
             f"{target.describe()}",
-            hint="serve its target, or train one for this: slipstream train; whoever wants to see "
-            f"what it brings nevertheless takes {PROVENANCE_FILE} away",
+            hint="serve its target, or train a drafter for this one (slipstream train); a copy "
+            f"without {PROVENANCE_FILE} is not compared",
         )
