@@ -9,6 +9,7 @@ from typing import Protocol
 from slipstream.config.model import ModelConfig
 from slipstream.errors import WeightsError
 from slipstream.weights.cache import ModelCache
+from slipstream.weights.layout import require_ended
 from slipstream.weights.local_source import LocalSource
 from slipstream.weights.progress import Progress
 from slipstream.weights.wheel_source import WheelSource
@@ -66,6 +67,7 @@ def source_of(model: ModelConfig) -> WeightSource:
     path = Path(text).expanduser()
     if path.exists():
         return LocalSource(path, model.sha256)
+    require_ended(path)
     if match := _HUB.fullmatch(text):
         # Imported here because it brings an HTTP client, which the other sources do without.
         from slipstream.weights.hub_source import HubSource
