@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.test_train import Arguments, flags, make_data, run
 from tests.support.tiny_llm import write_tiny_model
+from tests.support.training import counting_answers, tiny_target, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +44,43 @@ def test_a_cache_without_a_folder_to_write_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "--out DIR writes them" in refusal(capsys, "train", "cache", "--data", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--per-category 2",
+        "--max-tokens 9",
+        "--temperature 0",
+        "--draft-len 2",
+        "--children 1",
+        "--nodes 4",
+        "--beside suffix",
+        "--seed 0",
+    ],
+)
+def test_flags_of_the_engine_are_refused_along_answers(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refusal(capsys, "train", "eval", tmp_path, "--data", tmp_path, *flag.split())
+    assert f"{flag.split()[0]} has no effect with --data" in told
+
+
+@pytest.mark.parametrize("flag", ["--cache x", "--trained", "--held-out", "--max-answers 400"])
+def test_flags_of_answers_are_refused_in_the_engine(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refusal(capsys, "train", "eval", tmp_path, "--prompts", tmp_path, *flag.split())
+    assert flag.split()[0] in told
+    assert "has no effect with --prompts" in told
+
+
+def test_nothing_held_out_is_nothing_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tiny_target(tmp_path)
+    write_dataset(tmp_path / "data", target, counting_answers(4), share=0.0)
+    command: Arguments = ["train", "eval", "any", "--data", tmp_path / "data"]
+    command += flags(Path(target.source))
+
+    assert "no answers that are held out" in refusal(capsys, *command)
