@@ -84,3 +84,34 @@ def test_nothing_held_out_is_nothing_to_measure(
     command += flags(Path(target.source))
 
     assert "no answers that are held out" in refusal(capsys, *command)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--draft-vocab 99999999", "--draft-vocab must be 1 to 320, the target's vocabulary"),
+        ("--draft-vocab 321", "got 321"),
+        ("--mask-token 320", "--mask-token must be 0 to 319"),
+        ("--mask-token 999999", "got 999999"),
+        ("--taps nan", '--taps takes whole numbers, got "nan"'),
+        ("--taps 0,inf", '--taps takes whole numbers, got "0,inf"'),
+        ("--taps 0,-inf", '--taps takes whole numbers, got "0,-inf"'),
+        ("--taps one", "--taps takes numbers"),
+        ("--epochs inf", "--epochs must be a finite number, got inf"),
+        ("--repeat-weight inf", "--repeat-weight must be a finite number, got inf"),
+        ("--learning-rate inf", "--learning-rate must be a finite number, got inf"),
+        ("--loss label=nan", "--loss label must be a finite number, got nan"),
+        ("--loss soft=inf", "--loss soft must be a finite number, got inf"),
+    ],
+)
+def test_numbers_that_no_training_can_use_are_refused(
+    flag: str,
+    message: str,
+    data: Path,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fit: Arguments = ["train", "fit", "--data", data, "--out", tmp_path / "run", *flags(model)]
+    assert message in refusal(capsys, *fit, *flag.split())
+    assert not (tmp_path / "run").exists()
