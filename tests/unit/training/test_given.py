@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config.model import ModelConfig
+from slipstream.doctor.drafter_files import net_config
 from slipstream.errors import ConfigError, SlipstreamError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.models.drafts.hparams import (
@@ -346,6 +347,18 @@ def test_an_engine_is_told_where_a_net_is(
     assert [item.draft_len for item in told] == [3, 3, 3, 4]
     places = (run.path / "draft", tmp_path / "given", file, "shipped")
     assert [item.source for item in told] == list(map(str, places))
+
+
+@pytest.mark.parametrize("layout", ["slipstream", "gguf"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_doctor_tells_every_family_by_its_files(
+    family: DraftFamily, layout: Layout, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = save(tmp_path / "run", tiny_settings(family), target, dataset)
+    stored = "float32" if layout == "slipstream" else "f32"
+    export_run(run, target, tmp_path / "given", layout, stored, {})
+    item = net_config(str(tmp_path / "given"), ModelConfig())
+    assert item.kind == ("dflash" if family == "dflash2" else family)
 
 
 def test_a_net_is_fetched_where_models_come_from(
