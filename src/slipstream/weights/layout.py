@@ -60,8 +60,7 @@ def read_layout(path: Path) -> GgufLayout | SafetensorsLayout:
         return _safetensors(path.parent, [path])
     if not path.is_dir():
         raise WeightsError(f"{path} is no checkpoint: a folder, .gguf or .safetensors is expected")
-    if (path / _RUN_FILE).exists() and not (path / "config.json").exists():
-        raise _no_checkpoint(path)
+    require_no_run(path)
     ggufs = sorted(path.glob("*.gguf"))
     if not ggufs or (path / INDEX_NAME).exists() or any(path.glob("*.safetensors")):
         return _safetensors(path, _find_shards(path))
@@ -91,12 +90,19 @@ def require_ended(path: Path) -> None:
         raise no_drafter_yet(run)
 
 
-def _no_checkpoint(run: Path) -> WeightsError:
-    drafter = run / _DRAFT_FOLDER
+def require_no_run(path: Path) -> None:
+    """Refuse the folder of a training run where a checkpoint is asked for.
+
+    Raises:
+        WeightsError: Says where its drafter is, or as `no_drafter_yet`.
+    """
+    if not (path / _RUN_FILE).exists() or (path / "config.json").exists():
+        return
+    drafter = path / _DRAFT_FOLDER
     if not drafter.exists():
-        return no_drafter_yet(run)
-    return WeightsError(
-        f"{run} is a training run and no checkpoint; its drafter is in {drafter}",
+        raise no_drafter_yet(path)
+    raise WeightsError(
+        f"{path} is a training run and no checkpoint; its drafter is in {drafter}",
         hint=f"give {drafter}",
     )
 

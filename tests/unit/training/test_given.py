@@ -396,12 +396,17 @@ def test_a_run_is_no_checkpoint_and_says_where_its_drafter_is(
     if has_ended:
         export_run(run, target, run.path / DRAFT_FOLDER, "slipstream", "float32", {})
 
-    with pytest.raises(WeightsError) as refused:
-        open_checkpoint(run.path)
+    asks: list[Callable[[], object]] = [
+        partial(open_checkpoint, run.path),
+        partial(source_of, ModelConfig(source=str(run.path))),
+    ]
+    for ask in asks:
+        with pytest.raises(WeightsError) as refused:
+            ask()
 
-    told = f"{refused.value.message}; {refused.value.hint}"
-    assert ("no drafter yet" in told) != has_ended
-    assert (f"give {run.path / DRAFT_FOLDER}" if has_ended else "train export") in told
+        told = f"{refused.value.message}; {refused.value.hint}"
+        assert ("no drafter yet" in told) != has_ended
+        assert (f"give {run.path / DRAFT_FOLDER}" if has_ended else "train export") in told
 
 
 def test_a_run_that_has_not_ended_has_no_drafter_to_serve(
