@@ -3,6 +3,9 @@
 A case is a prefix of names. Chains: distributions `p0`, `p1`, ... of the target and `q0`, ... of
 the draft depend on all tokens before, so array i has i + 1 axes. Trees: `tokens`, `parents` and
 `p` [nodes, vocab], entry 0 being the root.
+
+Laws are held to `BOUND`, shares of trees that are verified with many seeds to `DRAWN_BOUND`;
+docs/guides/proving.md states both.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from slipstream.speculation.verify import Candidate, verify
 
 BOUND = 1e-12
 NUM_DRAWS = 400
-_DRAWN_BOUND = 5.0 * 0.5 / NUM_DRAWS**0.5  # five standard errors of the likeliest event's share
+DRAWN_BOUND = 5.0 * 0.5 / NUM_DRAWS**0.5  # five standard errors of the likeliest event's share
 
 
 class _Law:
@@ -175,7 +178,7 @@ def _tree_checks(case: Recorded) -> list[Check]:
     lens = torch.stack([end_probs[depth == level].sum() for level in range(tree.depth + 1)])
     ours = {"reach": reach, "end_prob": end_probs, "accept_len": lens, "depth": depth}
     drawn = close(
-        f"{case.place}end_prob as drawn", _drawn(tree, probs), case["end_prob"], _DRAWN_BOUND
+        f"{case.place}end_prob as drawn", _drawn(tree, probs), case["end_prob"], DRAWN_BOUND
     )
     return [*compare(ours, case, {"": BOUND}), drawn]
 

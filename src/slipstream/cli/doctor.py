@@ -36,8 +36,8 @@ def doctor(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Examine this draft net instead of the configured drafters; its family is told "
-            "by its files.",
+            help="Examine this draft net, or these heads, instead of the configured drafters; "
+            "the family is told by the files.",
         ),
     ] = None,
     acceptance: Annotated[

@@ -33,7 +33,7 @@ def draft_facts(path: Path, target: Path | None) -> Json | None:
         return None
     hparams = draft.hparams
     taps, depth = hparams.tap_layer_ids, draft.num_target_layers
-    problems: list[str] | None = None
+    problems: list[str] | None = list(draft.problems) or None
     if target is not None:
         fitted = read_hparams(open_checkpoint(target).config)
         problems, depth = misfits(draft, fitted), fitted.num_layers
@@ -62,7 +62,10 @@ def draft_rows(facts: Json) -> list[tuple[str, str]]:
     """The same in words, for a table."""
     problems: list[str] | None = facts["problems"]
     if "family" not in facts:
-        return [("drafter", "; ".join(problems or []))]
+        return [
+            ("drafter", "; ".join(problems or [])),
+            ("fits the target", "no: it cannot be loaded"),
+        ]
     target, taps = facts["target"], facts["tap_layer_ids"]
     depth = target["num_layers"]
     made_for = [

@@ -147,6 +147,11 @@ def show(
     if target is not None:
         target_path = _present_path(load(config, settings, {"model.source": target}).model)
     draft, heads = draft_facts(path, target_path), head_facts(path, target_path)
+    if target_path is not None and draft is None and heads is None:
+        raise WeightsError(
+            f"{path} holds no drafter that could fit a target: no draft net and no heads",
+            hint="leave out --target, or give a drafter; a whole model drafts as kind draft_model",
+        )
     if as_json:
         facts = {**asdict(summary), "path": str(summary.path), "serving": asdict(serving)}
         typer.echo(json.dumps({**facts, "draft": draft, "heads": heads}, indent=2))

@@ -16,12 +16,18 @@ from slipstream.cli.training import (
     count_bar,
     open_target,
 )
+from slipstream.errors import ConfigError
 
 
 def cache(
     *,
     data: DataOption,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make or to complete.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder to make or to complete; --estimate does without it."
+        ),
+    ] = None,
     taps: TapsOption = None,
     top: Annotated[
         int, typer.Option(min=1, help="Likeliest tokens to keep per place of an answer.")
@@ -34,6 +40,11 @@ def cache(
     settings: SetOption = None,
 ) -> None:
     """Compute the states once; the same command goes on where it was interrupted."""
+    if out is None and not estimate:
+        raise ConfigError(
+            "--out is missing: the states need a folder to be written to",
+            hint="--out DIR writes them; --estimate says how large they would be, without --out",
+        )
     effective = load(config, settings, {"model.source": model})
     from slipstream.training.cache import build_cache, estimate_bytes
     from slipstream.training.dataset import open_dataset
@@ -50,7 +61,7 @@ def cache(
         f"{len(dataset.answers):,} answers, taps {', '.join(map(str, layers))}: "
         f"{estimate_bytes(dataset, reader) / 1e9:.3f} GB"
     )
-    if estimate:
+    if estimate or out is None:
         return
     with count_bar("computing", len(dataset.answers)) as advance:
         build_cache(out, dataset, reader, advance)

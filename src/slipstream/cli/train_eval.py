@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,8 +25,25 @@ from slipstream.errors import ConfigError
 
 if TYPE_CHECKING:  # these import torch
     from slipstream.sampling.params import SamplingParams
+    from slipstream.training.dataset import Split
     from slipstream.training.evaluate import EvaluationRow
     from slipstream.training.served import ServedRow
+
+_OF_DATA = {
+    "cache": "--cache",
+    "held_out": "--held-out/--trained",
+    "max_answers": "--max-answers",
+}
+_OF_PROMPTS = {
+    "per_category": "--per-category",
+    "max_tokens": "--max-tokens",
+    "temperature": "--temperature",
+    "draft_len": "--draft-len",
+    "children": "--children",
+    "nodes": "--nodes",
+    "beside": "--beside",
+    "seed": "--seed",
+}
 
 DataOption = Annotated[
     Path | None,
@@ -42,7 +59,10 @@ PromptsOption = Annotated[
 ]
 SideOption = Annotated[
     bool,
-    typer.Option("--held-out/--trained", help="Answers that were held out, or those trained on."),
+    typer.Option(
+        "--held-out/--trained",
+        help="With --data: answers that were held out, or those trained on.",
+    ),
 ]
 NetArgument = Annotated[
     str,
@@ -56,13 +76,32 @@ LengthOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Longest branch; not given: as it was trained, or 3 where its file says nothing.",
+        help="With --prompts: longest branch; not given: as it was trained, or 3 where its file "
+        "says nothing.",
+    ),
+]
+CategoryOption = Annotated[
+    int | None, typer.Option(min=1, help="With --prompts: so many of each, evenly spaced.")
+]
+ChildrenOption = Annotated[
+    int,
+    typer.Option(min=1, help="With --prompts: tokens behind each; 1 drafts a chain, more a tree."),
+]
+NodesOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --prompts: of a tree; not given: --draft-len x --children."),
+]
+BesideOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="With --prompts: kind of another drafter, such as suffix, to merge with; repeatable."
     ),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all numbers.")]
 
 
 def evaluate(
+    context: typer.Context,
     net: NetArgument,
     *,
     data: DataOption = None,
@@ -70,21 +109,14 @@ def evaluate(
     held_out: SideOption = True,
     max_answers: Annotated[int, typer.Option(min=1, help="With --data: of these at most.")] = 400,
     prompts: PromptsOption = None,
-    per_category: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
+    per_category: CategoryOption = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="With --prompts.")] = 0.0,
     draft_len: LengthOption = None,
-    children: Annotated[
-        int, typer.Option(min=1, help="Tokens behind each: 1 drafts a chain, more a tree.")
-    ] = 1,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Of a tree; not given: --draft-len x --children.")
-    ] = None,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(help="Kind of another drafter, such as suffix, to merge with; repeatable."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 1,
+    children: ChildrenOption = 1,
+    nodes: NodesOption = None,
+    beside: BesideOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="With --prompts.")] = 1,
     json_file: JsonOption = None,
     model: ModelOption = None,
     config: ConfigOption = None,
@@ -100,10 +132,13 @@ def evaluate(
         )
     flags = {"model.source": model}
     if data is not None:
+        _refuse_given(context, _OF_PROMPTS, "--data", "--prompts")
         effective = load(config, settings, flags)
-        rows = _along_answers(effective, net, data, cache, max_answers, held_out=held_out)
+        side: Split = "validation" if held_out else "train"
+        rows = _along_answers(effective, net, data, cache, side, max_answers)
         _publish(_estimates(rows), rows, json_file)
         return
+    _refuse_given(context, _OF_DATA, "--prompts", "--data")
     from slipstream.sampling.params import SamplingParams
     from slipstream.training.given import find_served
     from slipstream.training.served import DraftShape, drafter_settings
@@ -114,6 +149,28 @@ def evaluate(
     asked = select_prompts(read_prompts(prompts or []), per_category=per_category)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     _in_engine(load(config, settings, flags | own), asked, params, json_file)
+
+
+def _refuse_given(
+    context: typer.Context, others: Mapping[str, str], asked: str, instead: str
+) -> None:
+    """Refuse flags of the other way to measure, which would have no effect.
+
+    Args:
+        others: Parameters of the command that belong to it, with their flags.
+        asked, instead: The flag that chose this way, and that of the other.
+    """
+    given = []
+    for name, flag in others.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            given.append(flag)
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} {'has' if len(given) == 1 else 'have'} no effect with {asked}",
+            hint=f"leave out what belongs to {instead}, or measure with {instead} in place of "
+            f"{asked}",
+        )
 
 
 def _in_engine(
@@ -132,7 +189,7 @@ def _in_engine(
 
 
 def _along_answers(
-    config: Config, net: str, data: Path, cache: Path | None, max_answers: int, *, held_out: bool
+    config: Config, net: str, data: Path, cache: Path | None, side: Split, max_answers: int
 ) -> list[EvaluationRow]:
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import evaluate as measure
@@ -140,8 +197,11 @@ def _along_answers(
     from slipstream.training.session import open_source
 
     target = open_target(config)
-    given = open_given(net, target, config.model)
     dataset = open_dataset(data, target.identity)
+    indices = dataset.indices(side)
+    if not indices:
+        raise _nothing_of(side, data)
+    given = open_given(net, target, config.model)
     chosen = given.settings.to_measure()
     return measure(
         given.net,
@@ -149,8 +209,21 @@ def _along_answers(
         chosen.fit,
         open_source(target, dataset, chosen.net.tap_layer_ids, cache),
         dataset.answers,
-        dataset.indices("validation" if held_out else "train")[:max_answers],
+        indices[:max_answers],
         chosen.net.max_draft_len,
+    )
+
+
+def _nothing_of(side: Split, data: Path) -> ConfigError:
+    if side == "validation":
+        return ConfigError(
+            f"{data} has no answers that are held out: there is nothing to measure",
+            hint="--trained measures along those trained on; `slipstream train data "
+            "--validation-share` above 0 holds some out",
+        )
+    return ConfigError(
+        f"{data} has no answers to train on: there is nothing to measure",
+        hint="--held-out measures along those that are held out",
     )
 
 

@@ -88,6 +88,7 @@ def choose_settings(
     Raises:
         ConfigError: A flag's value cannot be used.
     """
+    _require_finite(options)
     known = given.settings.net.family if given else None
     named = options.net.family or known or _USUAL_FAMILY
     family = next((item for item in FAMILIES.values() if item.name == named), None)
@@ -122,6 +123,27 @@ def choose_settings(
     return RunSettings(net=net, losses=losses, fit=course)
 
 
+def _require_finite(options: FitOptions) -> None:
+    """Refuse infinity and what is no number, which ranges of flags let pass."""
+    scales = [(f"--loss {name}", scale) for name, scale in map(_part, options.losses)]
+    numbers: list[tuple[str, Any]] = [  # Any: as in `course`, or a text
+        ("--epochs", options.epochs),
+        ("--learning-rate", options.learning_rate),
+        ("--repeat-weight", options.course["repeat_weight"]),
+        *scales,
+    ]
+    for name, value in numbers:
+        try:
+            is_usable = value is None or math.isfinite(float(value))
+        except ValueError:
+            continue  # a scale that is no number at all is refused by its name
+        if not is_usable:
+            raise ConfigError(
+                f"{name} must be a finite number, got {value}",
+                hint="leave it out for the usual value; see `slipstream train fit --help`",
+            )
+
+
 def _part(text: str) -> tuple[str, str]:
     name, equals, scale = text.partition("=")
     if not equals:
@@ -137,6 +159,7 @@ def _choose_net(
     given: GivenNet | None,
 ) -> NetSettings:
     flags = options.net
+    _require_in_vocabulary(flags, target.identity.vocab_size)
     asked = {
         "num_layers": flags.num_layers,
         "tap_layer_ids": None if flags.taps is None else parse_layers(flags.taps),
@@ -156,8 +179,24 @@ def _choose_net(
     chosen = usual | said
     if "mask_token_id" not in chosen:
         chosen["mask_token_id"] = unused_token(dataset.answers, target.identity.vocab_size)
-    chosen["draft_vocab_size"] = min(chosen["draft_vocab_size"], target.identity.vocab_size)
     return NetSettings.model_validate(chosen)
+
+
+def _require_in_vocabulary(flags: NetOptions, vocab_size: int) -> None:
+    """Refuse what is asked for and is not within the target's vocabulary."""
+    if flags.draft_vocab is not None and flags.draft_vocab > vocab_size:
+        raise ConfigError(
+            f"--draft-vocab must be 1 to {vocab_size}, the target's vocabulary; got "
+            f"{flags.draft_vocab}",
+            hint=f"{vocab_size} is a drafter that knows every token; leave it out for "
+            f"{min(_USUAL_VOCAB, vocab_size)}",
+        )
+    if flags.mask_token is not None and flags.mask_token >= vocab_size:
+        raise ConfigError(
+            f"--mask-token must be 0 to {vocab_size - 1}, a token of the target's vocabulary; got "
+            f"{flags.mask_token}",
+            hint="leave it out for the lowest token that the data never uses",
+        )
 
 
 def _usual_net(

@@ -71,14 +71,18 @@ def parse_numbers(text: str, name: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f'{name} takes numbers with commas between them, got "{text}"') from error
+        raise ConfigError(
+            f'{name} takes numbers with commas between them, got "{text}"', hint="such as 1,2,3"
+        ) from error
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
     """The layers of `--taps`; see `parse_numbers`."""
     numbers = parse_numbers(text, "--taps")
-    if any(number != int(number) for number in numbers):
-        raise ConfigError(f'--taps takes whole numbers, got "{text}"')
+    if any(not number.is_integer() for number in numbers):  # nor are nan and inf
+        raise ConfigError(
+            f'--taps takes whole numbers, got "{text}"', hint="give layers, such as 5,14,26"
+        )
     return tuple(int(number) for number in numbers)
 
 

@@ -25,9 +25,9 @@ from slipstream.engine.loading import (
     require_family,
     require_same_tokenizer,
 )
-from slipstream.errors import SlipstreamError, WeightsError
+from slipstream.errors import SlipstreamError
 from slipstream.models.drafts.hparams import DFlashHparams
-from slipstream.models.drafts.load import describe_checkpoint, misfits, with_taps
+from slipstream.models.drafts.load import describe_checkpoint, misfits, no_drafter, with_taps
 from slipstream.models.drafts.origin import read_origin
 from slipstream.models.drafts.read import DraftCheckpoint
 from slipstream.models.hparams import Hparams
@@ -67,18 +67,20 @@ class TargetFiles:
         return TargetFiles(path, read_hparams(checkpoint.config), found)
 
 
-def net_config(source: str, model: ModelConfig) -> DraftNetConfig:
-    """A drafter instance for a draft net, its kind told by its files.
+def net_config(source: str, model: ModelConfig) -> DraftNetConfig | MtpConfig:
+    """A drafter instance for a draft net or heads, its kind told by its files.
 
     Args:
         source: As `model.source`.
     Raises:
         WeightsError: It cannot be had, or is no draft net.
     """
-    path = draft_path(DSparkConfig(source=source), model)
-    described = describe_checkpoint(open_checkpoint(path))
+    checkpoint = open_checkpoint(draft_path(DSparkConfig(source=source), model))
+    if describe_heads(checkpoint) is not None:
+        return MtpConfig(source=source)
+    described = describe_checkpoint(checkpoint)
     if described is None:
-        raise _no_drafter(path)
+        raise no_drafter(checkpoint)
     kind = kind_of(described.layout.family)
     return _CONFIGS[kind](source=source)
 
@@ -122,7 +124,7 @@ def _check_net(
     checkpoint = open_checkpoint(path)
     described = describe_checkpoint(checkpoint)
     if described is None:
-        raise _no_drafter(path)
+        raise no_drafter(checkpoint)
     require_family(item, path, described.layout.family)
     findings = [
         Finding(check, "wrong", problem, "use a drafter that was made for this target")
@@ -165,13 +167,6 @@ def _check_model(
     checkpoint = open_checkpoint(path)
     require_same_vocabulary(target.tokenizer, load_tokenizer(path, checkpoint.gguf_metadata))
     return Finding(check, "ok", f"a model with the target's vocabulary in {path}")
-
-
-def _no_drafter(path: Path) -> WeightsError:
-    return WeightsError(
-        f"{path} holds no drafter: it has no tensor fc.weight",
-        hint="a whole model drafts as kind draft_model",
-    )
 
 
 def _told(described: DraftCheckpoint, path: Path, target: TargetFiles) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from slipstream.config.control import FixedControl
+from slipstream.config.mtp import MtpConfig
 from slipstream.config.schema import Config
 from slipstream.config.speculation import (
     SHIPPED_SOURCE,
@@ -232,7 +233,7 @@ def _examined(config: Config, drafters: tuple[DrafterConfig, ...]) -> Config:
     whole = {"min_score": 0.0}  # a net's own doubt would end its drafts early
     update = {
         "drafters": tuple(
-            item.model_copy(update=whole) if isinstance(item, DraftNetConfig) else item
+            item.model_copy(update=whole) if isinstance(item, DraftNetConfig | MtpConfig) else item
             for item in drafters
         ),
         "controller": FixedControl(),

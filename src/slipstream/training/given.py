@@ -32,6 +32,7 @@ from slipstream.training.start import FixedParts
 from slipstream.training.stored_nets import StoredNet, describe_net, read_net
 from slipstream.training.target import read_ends
 from slipstream.weights.checkpoint import Checkpoint
+from slipstream.weights.layout import no_drafter_yet, require_ended
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.progress import SilentProgress
 from slipstream.weights.sources import is_remote, resolve_source
@@ -124,6 +125,8 @@ def find_served(name: str, model: ModelConfig = _NO_CONFIG) -> ServedNet:
     path = _path_of(name, model)
     if _is_run(path):
         net = RunFolder(path).read().settings.net
+        if not (path / DRAFT_FOLDER).exists():
+            raise no_drafter_yet(path)
         return ServedNet(kind_of(net.family), str(path / DRAFT_FOLDER), net.max_draft_len)
     return _served(path)
 
@@ -141,6 +144,7 @@ def _path_of(name: str, model: ModelConfig) -> Path:
     path = Path(name)
     if path.exists():
         return path
+    require_ended(path)
     if not is_remote(name):
         raise ConfigError(
             f"{name} does not exist, and no drafter of that name is shipped; shipped are "

@@ -18,6 +18,7 @@ from slipstream.weights.manifest import check_against_checksums
 from slipstream.weights.safetensors_header import StoredTensor, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
+_RUN_FILE, _DRAFT_FOLDER = "run.json", "draft"  # as `slipstream train fit` names them
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.safetensors")
 
 
@@ -59,6 +60,7 @@ def read_layout(path: Path) -> GgufLayout | SafetensorsLayout:
         return _safetensors(path.parent, [path])
     if not path.is_dir():
         raise WeightsError(f"{path} is no checkpoint: a folder, .gguf or .safetensors is expected")
+    require_no_run(path)
     ggufs = sorted(path.glob("*.gguf"))
     if not ggufs or (path / INDEX_NAME).exists() or any(path.glob("*.safetensors")):
         return _safetensors(path, _find_shards(path))
@@ -66,6 +68,43 @@ def read_layout(path: Path) -> GgufLayout | SafetensorsLayout:
         names = ", ".join(file.name for file in ggufs)
         raise WeightsError(f"{path} holds several GGUF files ({names}); give the path of one")
     return _gguf(ggufs[0])
+
+
+def no_drafter_yet(run: Path) -> WeightsError:
+    """What to raise where a training run should have a drafter, and has not ended."""
+    return WeightsError(
+        f"{run} is a training run that has no drafter yet: {_DRAFT_FOLDER} is written at its end",
+        hint="let `slipstream train fit` run to its end, or write the last checkpoint's drafter "
+        f"with `slipstream train export {run} --out DIR` and give DIR",
+    )
+
+
+def require_ended(path: Path) -> None:
+    """Refuse the place of a training run's drafter where there is none yet.
+
+    Raises:
+        WeightsError: As `no_drafter_yet`.
+    """
+    run = path.parent
+    if path.name == _DRAFT_FOLDER and (run / _RUN_FILE).exists() and not path.exists():
+        raise no_drafter_yet(run)
+
+
+def require_no_run(path: Path) -> None:
+    """Refuse the folder of a training run where a checkpoint is asked for.
+
+    Raises:
+        WeightsError: Says where its drafter is, or as `no_drafter_yet`.
+    """
+    if not (path / _RUN_FILE).exists() or (path / "config.json").exists():
+        return
+    drafter = path / _DRAFT_FOLDER
+    if not drafter.exists():
+        raise no_drafter_yet(path)
+    raise WeightsError(
+        f"{path} is a training run and no checkpoint; its drafter is in {drafter}",
+        hint=f"give {drafter}",
+    )
 
 
 def _gguf(path: Path) -> GgufLayout:

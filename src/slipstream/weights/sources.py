@@ -9,6 +9,7 @@ from typing import Protocol
 from slipstream.config.model import ModelConfig
 from slipstream.errors import WeightsError
 from slipstream.weights.cache import ModelCache
+from slipstream.weights.layout import require_ended, require_no_run
 from slipstream.weights.local_source import LocalSource
 from slipstream.weights.progress import Progress
 from slipstream.weights.wheel_source import WheelSource
@@ -65,7 +66,9 @@ def source_of(model: ModelConfig) -> WeightSource:
         return _wheel(text, model.sha256, cache)
     path = Path(text).expanduser()
     if path.exists():
+        require_no_run(path)  # before a tokenizer is looked for in it
         return LocalSource(path, model.sha256)
+    require_ended(path)
     if match := _HUB.fullmatch(text):
         # Imported here because it brings an HTTP client, which the other sources do without.
         from slipstream.weights.hub_source import HubSource

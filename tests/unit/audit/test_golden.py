@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.audit.fixture import Result
 from slipstream.audit.golden import find_fixtures, judge
+from slipstream.audit.golden_laws import BOUND, DRAWN_BOUND, NUM_DRAWS
 from slipstream.errors import ConfigError
 from tests.support.golden_files import (
     RECORDED,
@@ -19,6 +20,7 @@ from tests.support.golden_files import (
     write_json,
     write_target_fixture,
 )
+from tests.support.paths import REPOSITORY
 
 NGRAM_RECORD = {
     "tokens": [1, 2, 3, 9, 1, 2, 3],
@@ -282,3 +284,10 @@ def test_records_without_a_field_are_the_fixtures_fault(tmp_path: Path) -> None:
     result = the_result(tmp_path)
     assert result.verdict == "fail"
     assert "max_spec_factor" in result.reason
+
+
+def test_the_guide_states_both_bounds_of_laws() -> None:
+    guide = " ".join((REPOSITORY / "docs/guides/proving.md").read_text().split())
+    assert f"recorded ones to {BOUND:g}." in guide
+    assert f"verified {NUM_DRAWS} times" in guide
+    assert f"within {DRAWN_BOUND:g} of the law" in guide

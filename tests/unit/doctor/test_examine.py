@@ -13,6 +13,7 @@ from slipstream.cli.main import main
 from slipstream.models.drafts.hparams import DraftFamily
 from slipstream.training.nets import TrainedNet
 from tests.support.drafts import CONFIGS, tiny_tensors_of, write_draft
+from tests.support.mtp import write_head_folder
 from tests.support.tiny import write_tiny_tokenizer
 from tests.support.trained_drafts import MAX_TOKENS, TAPS, WORDS, TaughtTarget, write_taught
 
@@ -113,6 +114,16 @@ def test_the_family_of_a_drafter_is_told_by_its_files(
     assert "its own conventions" in told.text
 
 
+def test_heads_are_told_by_their_files_and_measured_in_the_engine(
+    doctor: Doctor, taught: TaughtTarget, tmp_path: Path
+) -> None:
+    path = write_head_folder(tmp_path / "head", taught.source)
+    told = doctor.run(None, "--drafter", str(path))
+    assert told.status == 0, told.text
+    assert told.finding("mtp: files")["message"] == "1 head, Qwen layout"
+    assert "mean acceptance length" in told.finding("mtp: acceptance")["message"]
+
+
 def test_a_broken_convention_ends_with_status_1_and_a_hint(
     doctor: Doctor, nets: dict[DraftFamily, TrainedNet], taught: TaughtTarget, tmp_path: Path
 ) -> None:
@@ -191,13 +202,14 @@ def test_without_acceptance_nothing_is_answered(
     assert told.document["drafters"] == []
 
 
-def test_a_drafter_with_a_missing_tensor_is_named_though_its_headers_fit(
+def test_a_drafter_with_a_missing_tensor_is_named(
     doctor: Doctor, taught: TaughtTarget, nets: dict[DraftFamily, TrainedNet], tmp_path: Path
 ) -> None:
     path = write_taught(nets["dspark"], taught, tmp_path / "draft", {"num_hidden_layers": 2})
     told = doctor.run([dspark(path)])
     assert told.status == 1
-    assert "layers.1." in told.finding("engine")["message"]
+    problems = [item["message"] for item in told.document["findings"] if item["status"] == "wrong"]
+    assert any("there is no tensor layers.1." in text for text in problems)
 
 
 def test_a_truncated_drafter_is_named(

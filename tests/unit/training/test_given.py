@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config.model import ModelConfig
+from slipstream.doctor.drafter_files import net_config
 from slipstream.errors import ConfigError, SlipstreamError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.models.drafts.hparams import (
@@ -34,7 +35,7 @@ from slipstream.training.given import find_served, open_given
 from slipstream.training.nets import TrainedNet
 from slipstream.training.packing import arrange, cut_answers
 from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
-from slipstream.training.run_folder import Progress, RunFolder, RunRecord
+from slipstream.training.run_folder import DRAFT_FOLDER, Progress, RunFolder, RunRecord
 from slipstream.training.session import (
     RestoredRun,
     TrainingTarget,
@@ -47,6 +48,7 @@ from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Packs
 from slipstream.weights.hub_source import HubSource
 from slipstream.weights.open import open_checkpoint
+from slipstream.weights.sources import source_of
 from tests.support.file_server import file_server
 from tests.support.training import (
     FAMILIES,
@@ -339,11 +341,24 @@ def test_an_engine_is_told_where_a_net_is(
     run = save(tmp_path / "run", tiny_settings("dspark"), target, dataset)
     export_run(run, target, tmp_path / "given", "gguf", "q8_0", {})
     file = tmp_path / "given" / GGUF_FILE
+    export_run(run, target, run.path / DRAFT_FOLDER, "slipstream", "float32", {})
     told = [find_served(str(name)) for name in (run.path, tmp_path / "given", file, "dspark")]
     assert [item.kind for item in told] == ["dspark"] * 4
     assert [item.draft_len for item in told] == [3, 3, 3, 4]
     places = (run.path / "draft", tmp_path / "given", file, "shipped")
     assert [item.source for item in told] == list(map(str, places))
+
+
+@pytest.mark.parametrize("layout", ["slipstream", "gguf"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_doctor_tells_every_family_by_its_files(
+    family: DraftFamily, layout: Layout, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = save(tmp_path / "run", tiny_settings(family), target, dataset)
+    stored = "float32" if layout == "slipstream" else "f32"
+    export_run(run, target, tmp_path / "given", layout, stored, {})
+    item = net_config(str(tmp_path / "given"), ModelConfig())
+    assert item.kind == ("dflash" if family == "dflash2" else family)
 
 
 def test_a_net_is_fetched_where_models_come_from(
@@ -371,3 +386,39 @@ def test_a_net_is_fetched_where_models_come_from(
     assert given.name == "org/drafter"
     local = open_given(str(tmp_path / "given"), target)
     assert given.sha256 == local.sha256
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_run_is_no_checkpoint_and_says_where_its_drafter_is(
+    has_ended: bool, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = save(tmp_path / "run", tiny_settings("dspark"), target, dataset)
+    if has_ended:
+        export_run(run, target, run.path / DRAFT_FOLDER, "slipstream", "float32", {})
+
+    asks: list[Callable[[], object]] = [
+        partial(open_checkpoint, run.path),
+        partial(source_of, ModelConfig(source=str(run.path))),
+    ]
+    for ask in asks:
+        with pytest.raises(WeightsError) as refused:
+            ask()
+
+        told = f"{refused.value.message}; {refused.value.hint}"
+        assert ("no drafter yet" in told) != has_ended
+        assert (f"give {run.path / DRAFT_FOLDER}" if has_ended else "train export") in told
+
+
+def test_a_run_that_has_not_ended_has_no_drafter_to_serve(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = save(tmp_path / "run", tiny_settings("dspark"), target, dataset)
+    asks: list[Callable[[], object]] = [
+        partial(find_served, str(run.path)),
+        partial(find_served, str(run.path / DRAFT_FOLDER)),
+        partial(source_of, ModelConfig(source=str(run.path / DRAFT_FOLDER))),
+    ]
+    for ask in asks:
+        with pytest.raises(WeightsError, match="has no drafter yet") as refused:
+            ask()
+        assert f"train export {run.path}" in str(refused.value.hint)

@@ -42,6 +42,15 @@ _RENAMED: Mapping[str, str] = {
 }
 
 
+_KINDS = ("eagle3", "dflash", "dspark")
+_OWN_TENSORS = (
+    "markov_head.",
+    "candidate_selector.",
+    "hidden_norm.weight",
+    "layers.0.hidden_norm.weight",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftLayout:
     """A checkpoint's fields in one place.
@@ -103,6 +112,12 @@ def _parameter_name(stored: str) -> str:
 
 def _family(config: Json, names: Collection[str]) -> DraftFamily | None:
     if "fc.weight" not in names:
+        if _is_cut(config, names):
+            raise WeightsError(
+                "the checkpoint is a draft net's by its configuration or tensors, and there is no "
+                "tensor fc.weight, with which each reads the target's states",
+                hint="a shard is missing or the export was cut short; export it again",
+            )
         return None
     if any(name.startswith("candidate_selector.") for name in names):
         return "dflash2"
@@ -115,6 +130,16 @@ def _family(config: Json, names: Collection[str]) -> DraftFamily | None:
     raise WeightsError(
         "the checkpoint has tensor fc.weight but no hidden_norm.weight, as EAGLE and EAGLE-2 have; "
         "supported are EAGLE-3, DFlash, DFlash 2 and DSpark"
+    )
+
+
+def _is_cut(config: Json, names: Collection[str]) -> bool:
+    """Whether what lacks `fc.weight` is a drafter all the same."""
+    if config.get("speculators_model_type") in _KINDS or "dflash_config" in config:
+        return True
+    architectures = " ".join(map(str, config.get("architectures") or [])).lower()
+    return any(kind in architectures for kind in _KINDS) or any(
+        name.startswith(_OWN_TENSORS) for name in names
     )
 
 

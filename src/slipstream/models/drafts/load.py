@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from slipstream.models.drafts.mtp import MtpNet
 from slipstream.models.drafts.net import DraftNet
 from slipstream.models.drafts.packed import PackedProducts
 from slipstream.models.drafts.parts import TokenEnds
-from slipstream.models.drafts.read import DraftCheckpoint, describe_draft
+from slipstream.models.drafts.read import DraftCheckpoint, Shapes, describe_draft
 from slipstream.models.drafts.vocabulary import read_token_ids
 from slipstream.models.hparams import Hparams
 from slipstream.weights.checkpoint import Checkpoint
@@ -35,6 +35,7 @@ from slipstream.weights.checkpoint import Checkpoint
 AnyDraftNet = DraftNet[Any]  # Any: hyperparameters of one of the families
 
 _MATRIX_AXES = 2
+_MAX_NAMED = 8
 
 _NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
     "eagle3": Eagle3Net,
@@ -65,6 +66,11 @@ def load_draft(
     described = describe_checkpoint(checkpoint)
     if described is None:
         raise no_drafter(checkpoint)
+    if described.problems:
+        raise WeightsError(
+            f"{checkpoint.path} is no whole drafter: {'; '.join(_shortened(described.problems))}",
+            hint="the weights do not fit the configuration, or a shard is missing",
+        )
     problems = misfits(described, target)
     if problems:
         raise WeightsError(
@@ -111,10 +117,34 @@ def no_drafter(checkpoint: Checkpoint) -> WeightsError:
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> DraftCheckpoint | None:
-    """As `describe_draft`, of an open checkpoint."""
+    """As `describe_draft`, of an open checkpoint, with what is wrong with its tensors."""
     shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
     is_gguf = checkpoint.gguf_metadata is not None
-    return describe_draft(checkpoint.config, shapes, is_gguf=is_gguf)
+    described = describe_draft(checkpoint.config, shapes, is_gguf=is_gguf)
+    if described is None:
+        return None
+    return replace(described, problems=tuple(_problems_of(described, shapes)))
+
+
+def _problems_of(draft: DraftCheckpoint, shapes: Shapes) -> list[str]:
+    """What reading the net would refuse, told from the shapes of the stored tensors."""
+    hparams, names = draft.hparams, draft.layout.names
+    wanted = net_class_of(hparams).parameter_shapes(hparams)
+    problems = [f"there is no tensor {name}" for name in wanted if name not in names]
+    wanted |= {"d2t": (hparams.draft_vocab_size,)}
+    problems += [
+        f"tensor {stored} has shape {list(shapes[stored])}, but config.json asks for "
+        f"{list(wanted[name])}"
+        for name, stored in names.items()
+        if name in wanted and shapes[stored] != wanted[name]
+    ]
+    strays = [stored for name, stored in names.items() if name not in (*wanted, "t2d")]
+    return [*problems, *(f"nothing reads tensor {stored}" for stored in strays)]
+
+
+def _shortened(problems: Sequence[str]) -> list[str]:
+    more = len(problems) - _MAX_NAMED
+    return [*problems[:_MAX_NAMED], *([f"and {more} more like these"] if more > 0 else [])]
 
 
 def net_class_of(hparams: DraftHparams) -> type[AnyDraftNet]:
@@ -132,7 +162,7 @@ def with_taps(hparams: DraftHparams, num_target_layers: int) -> DraftHparams:
 def misfits(draft: DraftCheckpoint, target: Hparams) -> list[str]:
     """Why a drafter cannot serve a target, in words; nothing where it can."""
     hparams, body = draft.hparams, draft.hparams.body
-    problems: list[str] = []
+    problems = _shortened(draft.problems)
     if hparams.target_hidden_size != target.hidden_size:
         problems.append(
             f"its taps have {hparams.target_hidden_size} values, the target's states "

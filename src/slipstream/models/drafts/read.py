@@ -23,6 +23,7 @@ from slipstream.models.hparams import Hparams, LayerParams
 _EAGLE_THETA = 10000.0  # the reference's, where config.json has none; never the target's
 _BLOCK_THETA = 1000000.0
 _EAGLE_TAPS = 3
+_MATRIX_AXES = 2
 _MARKOV_KINDS: Mapping[str, MarkovKind] = {"vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
 _BODIES = ("llama", "qwen3")
 
@@ -37,11 +38,14 @@ class DraftCheckpoint:
         layout: Whose layout, and the names of its tensors.
         hparams: The net's; taps in this package's convention.
         num_target_layers: Depth of the target it was made for, where the checkpoint says.
+        problems: Tensors that are missing, left over or of the wrong shape, in words, where these
+            were looked at.
     """
 
     layout: DraftLayout
     hparams: DraftHparams
     num_target_layers: int | None
+    problems: tuple[str, ...] = ()
 
 
 def describe_draft(
@@ -122,6 +126,11 @@ def _tap_sizes(
     is_eagle: bool,
 ) -> tuple[int, int]:
     """Width of a tap and number of taps, from what `fc` reads."""
+    if len(shapes["fc.weight"]) != _MATRIX_AXES:
+        raise WeightsError(
+            f"tensor fc.weight has shape {list(shapes['fc.weight'])}; it must be a matrix",
+            hint="the weights do not fit the configuration; export the drafter again",
+        )
     width = shapes["fc.weight"][-1]
     default = body.hidden_size
     if tap_layer_ids:
