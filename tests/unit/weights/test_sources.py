@@ -206,6 +206,21 @@ def test_a_hub_repository_brings_what_a_checkpoint_needs_and_no_more(
     assert len(model.manifest.revision) == 40
 
 
+@pytest.mark.parametrize("asked", ["org/drafter", "org/drafter:draft.gguf"])
+def test_a_drafter_s_gguf_brings_what_is_told_of_it(
+    asked: str, server: FileServer, cache: ModelCache
+) -> None:
+    files = {"draft.gguf": b"a", "calibration.json": b"{}", "provenance.json": b"{}"}
+    server.repos["org/drafter"] = {**files, "README.md": b"#", "other/calibration.json": b"{}"}
+    repo, _, file = asked.partition(":")
+
+    HubSource(repo, cache, file=file or None, endpoint=server.url).resolve(SilentProgress())
+
+    (model,) = cache.models()
+    assert model.manifest is not None
+    assert set(model.manifest.files) == set(files)
+
+
 def test_one_gguf_file_of_several_must_be_chosen(server: FileServer, cache: ModelCache) -> None:
     server.repos["org/many"] = {"a.gguf": b"a", "b.gguf": b"b"}
 
