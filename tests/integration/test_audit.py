@@ -389,7 +389,7 @@ def test_a_live_server_is_audited_over_its_api(
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["totals"]["num_accepted"] > 0
     assert document["totals"]["num_prefix_hits"] > 0
-    assert exit_status(*arguments, "--drafters", "suffix,nobody") == 1
+    assert exit_status(*arguments, "--drafters", "suffix,nobody") == 2
     assert exit_status(*arguments, "--conditions", "preempted") == 2
 
 

@@ -74,7 +74,7 @@ def test_an_impossible_value_is_refused_by_name(
         ([{"content": "hi"}], "messages[0].role is required"),
         ([{"role": "user"}], "messages[0].content is required"),
         ([{"role": "king", "content": "hi"}], "messages[0].role"),
-        ([{"role": "user", "content": None}], "must be a string or a list of text parts"),
+        ([{"role": "user", "content": None}], "content is required"),
         ([{"role": "user", "content": []}], "must be a string or a list of text parts"),
         ([{"role": "user", "content": ["hi"]}], "a content part must be"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "a content part must be"),
