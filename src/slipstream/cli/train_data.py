@@ -93,7 +93,7 @@ def data(
     effective = load(config, settings, {"model.source": model})
     asked = select_prompts(read_prompts(prompts or []), max_prompts=max_prompts)
     named = {item.prompt_id: item.category for item in read_prompts(categories or [])}
-    evaluation = read_prompts(protect or [])
+    evaluation = read_prompts(protect or [], may_share_ids=True)
     from slipstream.training.conversations import usable
     from slipstream.training.data import begin_folder, import_answers
     from slipstream.training.dataset import write_manifest
