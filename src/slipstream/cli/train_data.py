@@ -150,11 +150,8 @@ def _answer(
             conversations = usable([*conversations, *own], protected, dropped)
         num_turns = sum(len(item.turns) for item in conversations)
         with count_bar("answering", num_turns) as advance:
-            num_skipped = generate_answers(
-                llm, conversations, plan, out / ANSWERS_FILE, lambda _: advance(1)
-            )
-    if num_skipped:
-        dropped["leaves no room for an answer"] += num_skipped
+            file = out / ANSWERS_FILE
+            generate_answers(llm, conversations, plan, file, dropped, lambda _: advance(1))
 
 
 def _print(manifest: DatasetManifest, console: Console) -> None:

@@ -30,6 +30,7 @@ class Answer(BaseModel):
         temperature, seed: How it was drawn; the seed is None where it is not known.
         prompt_ids: Everything in front of the answer, the chat template applied.
         response_ids: The answer, the end-of-turn token included where `finish` is "stop".
+        messages_sha256: Of what was asked, see `digest_of_turns`; None where it is not known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,10 +43,11 @@ class Answer(BaseModel):
     prompt_ids: TokenIds = Field(min_length=1)
     response_ids: TokenIds
     finish: Literal["stop", "length"]
+    messages_sha256: str | None = None
 
     @property
     def key(self) -> str:
-        """What makes an answer the same work: it is not made twice."""
+        """What answers to one prompt of a file share; if it says the same, one is enough."""
         return f"{self.prompt_id} turn {self.turn} T {self.temperature:g}"
 
 

@@ -52,7 +52,7 @@ def import_answers(
         ConfigError: A file holds something else; names the line.
         WeightsError: An answer has tokens that the target does not know.
     """
-    keys = {answer.key for answer in read_interrupted(into)}
+    present = {(answer.key, answer.prompt_ids) for answer in read_interrupted(into)}
     kept: list[Answer] = []
     for file in files:
         for answer in read_answers(file):
@@ -64,14 +64,14 @@ def import_answers(
                     f"{tokenizer.vocab_size} tokens",
                     hint="import answers of this very target",
                 )
-            if answer.key in keys:
+            if (answer.key, answer.prompt_ids) in present:
                 dropped["there already"] += 1
             elif protected.repeats(prompt_texts(answer.prompt_ids, tokenizer)):
                 dropped["repeats an evaluation prompt"] += 1
             else:
                 category = answer.category or categories.get(answer.prompt_id, "")
                 kept.append(answer.model_copy(update={"category": category}))
-            keys.add(answer.key)
+            present.add((answer.key, answer.prompt_ids))
     append_answers(into, kept)
 
 

@@ -128,6 +128,10 @@ def test_imports_leave_out_what_is_there_or_protected(tmp_path: Path) -> None:
     assert dropped == {"there already": 1, "repeats an evaluation prompt": 1}
     assert sum(told) == 3
 
+    append_answers(tmp_path / "b.jsonl", [answer(0, "hi"), answer(0, "something else")])
+    import_answers([tmp_path / "b.jsonl"], into, tokenizer, protected, {}, dropped, told.append)
+    assert len(list(read_answers(into))) == 2  # of one id, and not the same was asked
+
 
 def test_answers_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
     target = tiny_target(tmp_path)
@@ -164,11 +168,11 @@ def test_a_killed_generation_goes_on_to_the_same_answers(tmp_path: Path) -> None
     given = [conversation(number, f"question {number}") for number in range(4)]
     given.append(conversation(9, "first", "and then?"))
     with tiny_llm(folder) as llm:
-        generate_answers(llm, given, PLAN, tmp_path / "whole.jsonl", lambda _: None)
+        generate_answers(llm, given, PLAN, tmp_path / "whole.jsonl", Counter(), lambda _: None)
         killed = KillAfter(2)
         with pytest.raises(KeyboardInterrupt):
-            generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", killed.done)
-        generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", lambda _: None)
+            generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", Counter(), killed.done)
+        generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", Counter(), lambda _: None)
     whole = {answer.key: answer for answer in read_answers(tmp_path / "whole.jsonl")}
     assert {answer.key: answer for answer in read_answers(tmp_path / "cut.jsonl")} == whole
     assert len(whole) == 6
@@ -176,6 +180,53 @@ def test_a_killed_generation_goes_on_to_the_same_answers(tmp_path: Path) -> None
     second = next(answer for answer in whole.values() if answer.turn == 1)
     first = next(a for a in whole.values() if a.prompt_id == second.prompt_id and a.turn == 0)
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+
+
+def test_an_answer_belongs_to_a_prompt_only_if_the_same_was_asked(tmp_path: Path) -> None:
+    tiny_target(tmp_path)
+    file, dropped = tmp_path / "answers.jsonl", Counter[str]()
+    told: list[Answer | None] = []
+    with tiny_llm(tmp_path / "target-1") as llm:
+        for texts in (("first", "and then?"), ("other", "and then?"), ("first", "and why?")):
+            generate_answers(llm, [conversation(1, *texts)], PLAN, file, dropped, told.append)
+    assert [answer is None for answer in told] == [False, False, False, False, True, False]
+    first, second, other, behind_other, _, why = told
+    assert first is not None
+    assert other is not None
+    assert other.prompt_ids != first.prompt_ids
+    for turn, before in ((second, first), (behind_other, other), (why, first)):
+        assert turn is not None
+        assert turn.prompt_ids[: len(before.prompt_ids)] == before.prompt_ids
+    assert not dropped
+
+
+def test_answers_that_do_not_say_what_was_asked_are_told_apart_by_tokens(tmp_path: Path) -> None:
+    tiny_target(tmp_path)
+    file = tmp_path / "answers.jsonl"
+    told: list[Answer | None] = []
+    with tiny_llm(tmp_path / "target-1") as llm:
+        given = [conversation(1, "first", "and then?")]
+        generate_answers(llm, given, PLAN, file, Counter(), lambda _: None)
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            del line["messages_sha256"]
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        given.append(conversation(2, "second"))
+        generate_answers(llm, given, PLAN, file, Counter(), told.append)
+    assert [answer and answer.prompt_id for answer in told] == [None, "prompt-2", None]
+
+
+def test_turns_without_an_answer_are_counted_by_reason(tmp_path: Path) -> None:
+    tiny_target(tmp_path)
+    dropped: Counter[str] = Counter()
+    given = [conversation(1, "\ud800", "and then?"), conversation(2, "long " * 2000)]
+    with tiny_llm(tmp_path / "target-1") as llm:
+        generate_answers(llm, given, PLAN, tmp_path / "a.jsonl", dropped, lambda _: None)
+    assert dropped == {
+        "the chat template or the tokenizer refuses it": 1,
+        "follows a turn without an answer": 1,
+        "leaves no room for an answer": 1,
+    }
 
 
 def test_the_target_writes_prompts_that_are_not_written_twice(tmp_path: Path) -> None:
