@@ -12,8 +12,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipstream.errors import ConfigError
+from slipstream.weights.disk import disk_errors
 
 TokenIds = tuple[Annotated[int, Field(ge=0)], ...]
+DISK_HINT = (
+    "free some space or use another folder, then run the same command again: answers that are "
+    "whole are kept"
+)
 _HINT = (
     'each line is {"prompt_id": ..., "temperature": ..., "prompt_ids": [...], '
     '"response_ids": [...], "finish": "stop" or "length"}'
@@ -74,17 +79,26 @@ def read_interrupted(path: Path) -> list[Answer]:
     """
     if not path.exists():
         return []
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete < len(content):
-        with path.open("r+b") as file:
-            file.truncate(complete)
+    with disk_errors(path.parent, DISK_HINT):
+        content = path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            with path.open("r+b") as file:
+                file.truncate(complete)
     return list(read_answers(path))
 
 
 def append_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """Add lines to a file."""
-    with path.open("a", encoding="utf-8", newline="\n") as file:
+    """Add lines to a file.
+
+    Raises:
+        CapacityError: The disk is full; `read_interrupted` cuts off half a line.
+        WeightsError: The file cannot be written to.
+    """
+    with (
+        disk_errors(path.parent, DISK_HINT),
+        path.open("a", encoding="utf-8", newline="\n") as file,
+    ):
         for answer in answers:
             file.write(json.dumps(answer.model_dump(), separators=(",", ":")) + "\n")
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from slipstream.errors import ConfigError, WeightsError
+from slipstream.errors import CapacityError, ConfigError, WeightsError
 from slipstream.training.answers import Answer, append_answers, read_answers, read_interrupted
 from slipstream.training.conversations import Conversation, usable
 from slipstream.training.data import begin_folder, import_answers
@@ -99,6 +101,64 @@ def test_what_is_added_keeps_sources_and_the_share_that_is_held_out(tmp_path: Pa
     assert read_manifest(path).sources == ("a test", "more")
     with pytest.raises(ConfigError, match=r"holds out 0\.25 of its prompts, not 0\.5"):
         begin_folder(path, target.identity, 0.5)
+
+
+def test_a_folder_says_whose_answers_it_holds_before_the_first(tmp_path: Path) -> None:
+    target, other = tiny_target(tmp_path), tiny_target(tmp_path, seed=2)
+    file = begin_folder(tmp_path / "data", target.identity, 0.25)
+    append_answers(file, counting_answers(2))  # and then it is killed
+    with pytest.raises(WeightsError, match="were made for target target-1"):
+        begin_folder(tmp_path / "data", other.identity, 0.25)
+    with pytest.raises(ConfigError, match=r"holds out 0\.25 of its prompts, not 0\.5"):
+        begin_folder(tmp_path / "data", target.identity, 0.5)
+    assert begin_folder(tmp_path / "data", target.identity, 0.25) == file
+    with pytest.raises(WeightsError, match="not what its manifest describes"):
+        open_dataset(tmp_path / "data", target.identity)
+
+
+def test_answers_of_nobody_knows_whom_are_not_added_to(tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    append_answers(tmp_path / ANSWERS_FILE, counting_answers(1))
+    with pytest.raises(WeightsError, match=r"no manifest\.json that says of which target") as no:
+        begin_folder(tmp_path, target.identity, 0.25)
+    assert "--import" in str(no.value.hint)
+
+
+def test_a_file_of_answers_that_is_gone_is_named(tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    write_dataset(tmp_path / "data", target, counting_answers(4))
+    (tmp_path / "data" / ANSWERS_FILE).unlink()
+    with pytest.raises(WeightsError, match=r"answers\.jsonl is missing"):
+        open_dataset(tmp_path / "data", target.identity)
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "a-file"])
+def test_a_folder_that_cannot_be_made_is_named(name: str, tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    (tmp_path / "a-file").write_text("x")
+    with pytest.raises(WeightsError, match=f"cannot write to .*{name}") as no:
+        begin_folder(tmp_path / name, target.identity, 0.25)
+    assert "use another folder" in str(no.value.hint)
+
+
+def test_a_full_disk_is_told_and_keeps_what_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Path("/dev/full")
+    with pytest.raises(CapacityError, match="no space is left") as no:
+        append_answers(full, counting_answers(1))
+    assert "answers that are whole are kept" in str(no.value.hint)
+    target = tiny_target(tmp_path)
+    write_dataset(tmp_path / "data", target, counting_answers(4))
+    before = read_manifest(tmp_path / "data")
+
+    def fill_up(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fill_up)
+    with pytest.raises(CapacityError, match="no space is left"):
+        write_manifest(tmp_path / "data", target.identity, 0.25, ["more"], Counter())
+    assert read_manifest(tmp_path / "data") == before
 
 
 def test_imports_leave_out_what_is_there_or_protected(tmp_path: Path) -> None:
