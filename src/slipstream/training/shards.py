@@ -22,7 +22,7 @@ from slipstream.weights.disk import disk_errors
 
 MANIFEST_FILE = "manifest.json"
 _HINT = "run `slipstream train cache` again: it keeps whole shards and makes the others anew"
-_DISK_HINT = (
+DISK_HINT = (
     "free some space or use another disk, then run the same command again: shards that "
     "are whole are kept"
 )
@@ -97,7 +97,7 @@ def write_shard(path: Path, features: Iterable[Features]) -> tuple[int, str]:
     """
     staging = path.with_suffix(".partial")
     try:
-        with disk_errors(path.parent, _DISK_HINT):
+        with disk_errors(path.parent, DISK_HINT):
             with staging.open("wb") as file:
                 for item in features:
                     for tensor in (item.taps.view(torch.int16), item.top_ids, item.top_logprobs):
@@ -114,7 +114,7 @@ def write_shard(path: Path, features: Iterable[Features]) -> tuple[int, str]:
 def write_cache_manifest(path: Path, manifest: CacheManifest) -> None:
     """Replace the manifest of the cache in `path` at once."""
     staging = path / f"{MANIFEST_FILE}.partial"
-    with disk_errors(path, _DISK_HINT):
+    with disk_errors(path, DISK_HINT):
         staging.write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
         staging.replace(path / MANIFEST_FILE)
 

@@ -179,6 +179,15 @@ def test_a_disk_that_fills_up_is_told_and_keeps_whole_shards(
     assert open_source(target, dataset, (0, 1), path).features([0])
 
 
+@pytest.mark.parametrize("name", ["/proc/x", "a-file"])
+def test_a_cache_that_cannot_be_written_is_named(
+    name: str, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "a-file").write_text("x")
+    with pytest.raises(WeightsError, match=f"cannot write to .*{name}"):
+        build(tmp_path / name, target, dataset)
+
+
 def test_other_taps_than_those_of_the_cache_are_refused(
     target: TrainingTarget, dataset: Dataset, tmp_path: Path
 ) -> None:
