@@ -133,7 +133,14 @@ def read_manifest(path: Path) -> DatasetManifest:
     file = path / MANIFEST_FILE
     try:
         return DatasetManifest.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WeightsError(
+            f"{file} is damaged: {first['msg']}",
+            hint="make another folder with `slipstream train data`, and give it these answers with "
+            "--import",
+        ) from error
+    except OSError as error:
         raise WeightsError(
             f"{path} is no folder of training data: {file.name} cannot be read",
             hint="make one with `slipstream train data`; one that was interrupted is finished by "

@@ -127,10 +127,16 @@ def read_cache_manifest(path: Path) -> CacheManifest:
     """
     try:
         return CacheManifest.model_validate_json((path / MANIFEST_FILE).read_bytes())
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         raise WeightsError(
             f"{path} is no cache of features: {MANIFEST_FILE} cannot be read",
             hint="make one with `slipstream train cache`, or train without: leave out --cache",
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WeightsError(
+            f"{path / MANIFEST_FILE} is damaged: {first['msg']}",
+            hint="remove the folder and run `slipstream train cache` again, or name another folder",
         ) from error
 
 
@@ -161,6 +167,7 @@ class CachedSource:
         target.require_same(manifest.target, f"the features in {path}")
         if manifest.dataset_sha256 != dataset_sha256:
             raise WeightsError(f"{path} holds features of other answers", hint=_HINT)
+        _require_joined(path, manifest.shards)
         num_cached = manifest.shards[-1].stop if manifest.shards else 0
         if num_cached != len(answers):
             raise WeightsError(
@@ -180,6 +187,12 @@ class CachedSource:
             for answer in answers[shard.first : shard.stop]:
                 self._places.append((number, offset))
                 offset += self._layout.num_bytes(answer)
+            if offset != shard.num_bytes:
+                raise WeightsError(
+                    f"{path / shard.name} has {shard.num_bytes} bytes, but its answers take "
+                    f"{offset}",
+                    hint=_HINT,
+                )
 
     def features(self, indices: Sequence[int]) -> list[Features]:
         """See `FeatureSource`.
@@ -207,6 +220,19 @@ class CachedSource:
         return Features(
             taps.view(num_tokens, self._width), top_ids.view(shape), top_logprobs.view(shape)
         )
+
+
+def _require_joined(path: Path, shards: Sequence[Shard]) -> None:
+    """Refuse a manifest whose shards leave answers out, or hold one twice."""
+    stop = 0
+    for shard in shards:
+        if shard.first != stop or shard.stop <= stop:
+            raise WeightsError(
+                f"{path / MANIFEST_FILE} is damaged: {shard.name} holds answers {shard.first} to "
+                f"{shard.stop}, but those from {stop} are next",
+                hint=_HINT,
+            )
+        stop = shard.stop
 
 
 def require_whole(path: Path, shard: Shard) -> None:
