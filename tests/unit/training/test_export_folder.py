@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from slipstream.errors import CapacityError, ConfigError, WeightsError
 from slipstream.models.drafts.calibration import CALIBRATION_FILE
 from slipstream.training import run_folder
+from slipstream.training.plot import write_plot
 from slipstream.training.publish import Layout, export_run
 from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.session import RestoredRun, TrainingTarget, restore_run, write_fixed
@@ -149,3 +150,9 @@ def fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run_folder, "save_file", no_tensors)
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", no_bytes)
+
+
+def test_a_picture_that_finds_no_space_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.png").symlink_to("/dev/full")
+    with pytest.raises(CapacityError, match="no space is left"):
+        write_plot((), "a title", tmp_path / "run.png")
