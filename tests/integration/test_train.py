@@ -93,6 +93,20 @@ def test_prompts_become_a_drafter(
     assert {row["label"] for row in json.loads((tmp_path / "e.json").read_text())} >= {"prompts"}
 
 
+def test_what_leaves_nothing_to_learn_from_is_refused(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "p.jsonl", tmp_path / "data"
+    file.write_text('{"prompt": "..."}')
+    data: Arguments = ["train", "data", "--out", out, *flags(model)]
+    assert run(*data, "--prompts", file) == 2
+    told = capsys.readouterr()
+    assert "left out: 1 (without words)" in told.out
+    assert "holds no answers" in told.err
+    assert run(*data, "--import", out / "answers.jsonl", "--max-prompts", "1") == 2
+    assert "--max-prompts 1 is of the files of --prompts" in capsys.readouterr().err
+
+
 def test_a_run_starts_with_the_weights_of_another(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

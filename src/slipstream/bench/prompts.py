@@ -28,7 +28,8 @@ class Prompt:
     """One conversation, or one text to complete.
 
     Attributes:
-        prompt_id: The line's `id`, or the file's name and the line's number.
+        prompt_id: The line's `id`, or the file's name and the line's number; all prompts that are
+            asked together have different ones.
         category: The line's `category`, or the file's name.
         messages: A conversation; empty where `text` is set.
         text: A prompt to complete as it is.
@@ -50,13 +51,19 @@ class Prompt:
         yield tuple(pending)
 
 
-def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
+def read_prompts(paths: Sequence[Path], *, may_share_ids: bool = False) -> list[Prompt]:
     """All prompts of some files, in order.
 
+    Args:
+        may_share_ids: Nobody asks by id, so that two prompts may have the same.
     Raises:
-        ConfigError: A file cannot be read, or a line holds no prompt; names the line.
+        ConfigError: A file cannot be read, or a line holds no prompt, or the id of another one;
+            names the line.
     """
-    return [prompt for path in paths for prompt in _read_file(path)]
+    placed = [item for path in paths for item in _read_file(path)]
+    if not may_share_ids:
+        _require_own_ids(placed)
+    return [prompt for _, prompt in placed]
 
 
 def default_prompts() -> list[Prompt]:
@@ -106,25 +113,39 @@ def _evenly(items: Sequence[_T], count: int) -> list[_T]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def _read_file(path: Path) -> list[Prompt]:
+def _require_own_ids(placed: Sequence[tuple[str, Prompt]]) -> None:
+    """Refuse two prompts of one id: what is known of one would be taken for the other's."""
+    places: dict[str, str] = {}
+    for place, prompt in placed:
+        first = places.setdefault(prompt.prompt_id, place)
+        if first is not place:
+            raise ConfigError(
+                f'{first} and {place} have the same id, "{prompt.prompt_id}"',
+                hint='give each prompt an "id" of its own; without one it is the file\'s name and '
+                "the line's number, the same in files of one name",
+            )
+
+
+def _read_file(path: Path) -> list[tuple[str, Prompt]]:
+    """Prompts, each behind the place where it stands, in words."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # strings may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", hint=_HINT) from error
-    prompts = [
-        _prompt(path.name, number, _entry(path, number, line))
+    placed = [
+        (f"{path}, line {number}", _prompt(path.name, number, _entry(path, number, line)))
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
-    if not prompts:
+    if not placed:
         raise ConfigError(f"{path} holds no prompts", hint=_HINT)
-    return prompts
+    return placed
 
 
 def _entry(path: Path, number: int, line: str) -> object:
     try:
         entry: object = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}, line {number}, is not JSON: {error}", hint=_HINT) from error
     return entry
 
@@ -132,13 +153,34 @@ def _entry(path: Path, number: int, line: str) -> object:
 def _prompt(file_name: str, number: int, entry: object) -> Prompt:
     if isinstance(entry, dict):
         stem = Path(file_name).stem
-        prompt_id = str(entry.get("id", f"{stem}/{number}"))
-        category = str(entry.get("category", stem))
+        place = f"{file_name}, line {number}"
+        prompt_id = _name(entry, "id", f"{stem}/{number}", place)
+        category = _name(entry, "category", stem, place)
         if isinstance(entry.get("prompt"), str) and entry["prompt"]:
             return Prompt(prompt_id, category, text=entry["prompt"])
         if _are_messages(entry.get("messages")):
             return Prompt(prompt_id, category, messages=tuple(entry["messages"]))
     raise ConfigError(f"{file_name}, line {number}, holds no prompt", hint=_HINT)
+
+
+def _name(
+    entry: Mapping[str, Any],  # Any: JSON
+    key: str,
+    default: str,
+    place: str,
+) -> str:
+    """A value as text; the default where there is none, or null, or an empty text."""
+    value = entry.get(key)
+    name = default if value is None or value == "" else str(value)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place}, has {key} {name!a}: no text can hold the lone surrogate "
+            f"U+{ord(name[error.start]):04X}",
+            hint="write it in whole characters",
+        ) from error
+    return name
 
 
 def _are_messages(value: object) -> bool:

@@ -70,7 +70,9 @@ def data(
     imports: ImportOption = None,
     protect: ProtectOption = None,
     categories: CategoriesOption = None,
-    max_prompts: Annotated[int | None, typer.Option(min=1, help="Evenly spaced.")] = None,
+    max_prompts: Annotated[
+        int | None, typer.Option(min=1, help="At most so many of --prompts, evenly spaced.")
+    ] = None,
     self_prompts: Annotated[
         int, typer.Option(min=0, help="Prompts that the target writes itself.")
     ] = 0,
@@ -90,10 +92,12 @@ def data(
             "there is nothing to learn from",
             hint="give --prompts FILE, --import FILE or --self-prompts COUNT",
         )
+    if not prompts:
+        _refuse_max_prompts(max_prompts)
     effective = load(config, settings, {"model.source": model})
     asked = select_prompts(read_prompts(prompts or []), max_prompts=max_prompts)
     named = {item.prompt_id: item.category for item in read_prompts(categories or [])}
-    evaluation = read_prompts(protect or [])
+    evaluation = read_prompts(protect or [], may_share_ids=True)
     from slipstream.training.conversations import usable
     from slipstream.training.data import begin_folder, import_answers
     from slipstream.training.dataset import write_manifest
@@ -114,11 +118,34 @@ def data(
     if asked or self_prompts:
         conversations = usable(map(conversation_of, asked), protected, dropped)
         _answer(effective, conversations, self_prompts, plan, protected, dropped, out)
-    sources = [f"imported {path.name}" for path in imports or []]
-    sources += [f"answered {path.name}" for path in prompts or []]
-    sources += [f"{self_prompts} prompts of the target's own"] if self_prompts else []
+    sources = _sources(imports or [], prompts or [], self_prompts)
     sources.append(f"temperatures {temperature}, at most {max_tokens} tokens, seed {seed}")
-    _print(write_manifest(out, identity, validation_share, sources, dropped), Console())
+    manifest = write_manifest(out, identity, validation_share, sources, dropped)
+    _print(manifest, Console())
+    _require_answers(manifest, out)
+
+
+def _refuse_max_prompts(max_prompts: int | None) -> None:
+    if max_prompts is not None:
+        raise ConfigError(
+            f"--max-prompts {max_prompts} is of the files of --prompts, and none is given",
+            hint="leave it out; --import takes all answers of its files",
+        )
+
+
+def _sources(imports: list[Path], prompts: list[Path], num_self_prompts: int) -> list[str]:
+    sources = [f"imported {path.name}" for path in imports]
+    sources += [f"answered {path.name}" for path in prompts]
+    sources += [f"{num_self_prompts} prompts of the target's own"] if num_self_prompts else []
+    return sources
+
+
+def _require_answers(manifest: DatasetManifest, out: Path) -> None:
+    if not any(counts.answers for counts in manifest.splits.values()):
+        raise ConfigError(
+            f"{out} holds no answers: everything that was given is left out",
+            hint="give other prompts or answers; the reasons are above",
+        )
 
 
 def _texts(prompt: Prompt) -> list[str]:
@@ -150,11 +177,8 @@ def _answer(
             conversations = usable([*conversations, *own], protected, dropped)
         num_turns = sum(len(item.turns) for item in conversations)
         with count_bar("answering", num_turns) as advance:
-            num_skipped = generate_answers(
-                llm, conversations, plan, out / ANSWERS_FILE, lambda _: advance(1)
-            )
-    if num_skipped:
-        dropped["leaves no room for an answer"] += num_skipped
+            file = out / ANSWERS_FILE
+            generate_answers(llm, conversations, plan, file, dropped, lambda _: advance(1))
 
 
 def _print(manifest: DatasetManifest, console: Console) -> None:

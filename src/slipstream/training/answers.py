@@ -12,8 +12,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipstream.errors import ConfigError
+from slipstream.weights.disk import disk_errors
 
 TokenIds = tuple[Annotated[int, Field(ge=0)], ...]
+DISK_HINT = (
+    "free some space or use another folder, then run the same command again: answers that are "
+    "whole are kept"
+)
 _HINT = (
     'each line is {"prompt_id": ..., "temperature": ..., "prompt_ids": [...], '
     '"response_ids": [...], "finish": "stop" or "length"}'
@@ -30,6 +35,7 @@ class Answer(BaseModel):
         temperature, seed: How it was drawn; the seed is None where it is not known.
         prompt_ids: Everything in front of the answer, the chat template applied.
         response_ids: The answer, the end-of-turn token included where `finish` is "stop".
+        messages_sha256: Of what was asked, see `digest_of_turns`; None where it is not known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,10 +48,11 @@ class Answer(BaseModel):
     prompt_ids: TokenIds = Field(min_length=1)
     response_ids: TokenIds
     finish: Literal["stop", "length"]
+    messages_sha256: str | None = None
 
     @property
     def key(self) -> str:
-        """What makes an answer the same work: it is not made twice."""
+        """What answers to one prompt of a file share; if it says the same, one is enough."""
         return f"{self.prompt_id} turn {self.turn} T {self.temperature:g}"
 
 
@@ -72,17 +79,26 @@ def read_interrupted(path: Path) -> list[Answer]:
     """
     if not path.exists():
         return []
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete < len(content):
-        with path.open("r+b") as file:
-            file.truncate(complete)
+    with disk_errors(path.parent, DISK_HINT):
+        content = path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            with path.open("r+b") as file:
+                file.truncate(complete)
     return list(read_answers(path))
 
 
 def append_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """Add lines to a file."""
-    with path.open("a", encoding="utf-8", newline="\n") as file:
+    """Add lines to a file.
+
+    Raises:
+        CapacityError: The disk is full; `read_interrupted` cuts off half a line.
+        WeightsError: The file cannot be written to.
+    """
+    with (
+        disk_errors(path.parent, DISK_HINT),
+        path.open("a", encoding="utf-8", newline="\n") as file,
+    ):
         for answer in answers:
             file.write(json.dumps(answer.model_dump(), separators=(",", ":")) + "\n")
 

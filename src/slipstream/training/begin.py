@@ -10,6 +10,7 @@ from slipstream.training.draft_files import require_writable
 from slipstream.training.draft_vocab import select_draft_tokens
 from slipstream.training.given import GivenNet
 from slipstream.training.nets import TrainedNet, grow
+from slipstream.training.packing import MIN_RESPONSE_LEN, cut_answers
 from slipstream.training.session import TrainingTarget, start_net
 from slipstream.training.settings import RunSettings
 from slipstream.training.sources import FeatureSource
@@ -31,7 +32,12 @@ class Beginning:
 def begin_new(
     settings: RunSettings, target: TrainingTarget, dataset: Dataset, source: FeatureSource
 ) -> Beginning:
-    """Measure what is measured before a training, and make a net that starts from it."""
+    """Measure what is measured before a training, and make a net that starts from it.
+
+    Raises:
+        ConfigError: There is nothing to train on.
+    """
+    _require_lessons(dataset, settings)
     answers, eos = dataset.of_side("train"), target.loaded.tokenizer.eos_token_ids
     size = settings.net.draft_vocab_size
     token_ids = select_draft_tokens(answers, target.identity.vocab_size, size, eos)
@@ -54,8 +60,9 @@ def begin_with(
 
     Raises:
         ConfigError: The net has another shape, one that could not be written, or holds what is no
-            number; says which.
+            number; or there is nothing to train on.
     """
+    _require_lessons(dataset, settings)
     given.require_room(settings.net)
     for name, parameter in given.net.trained().items():
         if not bool(parameter.isfinite().all()):
@@ -74,3 +81,15 @@ def begin_with(
     net = grow(given.net, settings.net, target.start(fixed, given.net.ends), settings.fit.seed)
     require_writable(net.stored_hparams(), net.stored(), target.identity)
     return Beginning(fixed, net)
+
+
+def _require_lessons(dataset: Dataset, settings: RunSettings) -> None:
+    indices = dataset.indices("train")
+    if not cut_answers(dataset.answers, indices, settings.fit.pack_len):
+        num_held_out = len(dataset.answers) - len(indices)
+        raise ConfigError(
+            f"{dataset.path} has no answer to train on: of {len(dataset.answers)}, {num_held_out} "
+            f"are held out, and {len(indices)} have less than {MIN_RESPONSE_LEN} tokens",
+            hint="add answers with `slipstream train data`, or make another folder that holds out "
+            "a smaller --validation-share",
+        )

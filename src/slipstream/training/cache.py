@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.errors import CapacityError, ChecksumError, WeightsError
 from slipstream.training.dataset import ANSWERS_FILE, Dataset
 from slipstream.training.shards import (
+    DISK_HINT,
     MANIFEST_FILE,
     CacheManifest,
     Shard,
@@ -22,6 +23,7 @@ from slipstream.training.shards import (
     write_shard,
 )
 from slipstream.training.target import TargetReader
+from slipstream.weights.disk import disk_errors
 
 _SHARD_BYTES = 256 << 20
 
@@ -47,7 +49,7 @@ def build_cache(
         on_answers: Told the number of answers that a shard held, also of shards that were there.
     Raises:
         CapacityError: The disk has too little room; names both sizes.
-        WeightsError: The folder holds a cache of something else.
+        WeightsError: The folder holds a cache of something else, or cannot be written to.
     """
     manifest = _begin(path, dataset, reader)
     kept = [shard for shard in manifest.shards if _is_whole(path, shard)]
@@ -76,7 +78,8 @@ def build_cache(
 
 
 def _begin(path: Path, dataset: Dataset, reader: TargetReader) -> CacheManifest:
-    path.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path, DISK_HINT):
+        path.mkdir(parents=True, exist_ok=True)
     wanted = CacheManifest(
         target=reader.identity,
         dataset_sha256=dataset.manifest.sha256,

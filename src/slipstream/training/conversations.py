@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,14 @@ def usable(
             kept.append(conversation)
         seen.add(words)
     return kept
+
+
+def digest_of_turns(turns: Sequence[Sequence[Message]]) -> str:
+    """SHA-256 of the messages that are sent, in hex.
+
+    The tokens of a prompt are not compared: a template may put the date into them.
+    """
+    return hashlib.sha256(json.dumps(turns, sort_keys=True).encode()).hexdigest()
 
 
 def hash_of(text: str) -> int:

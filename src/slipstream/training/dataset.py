@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipstream.errors import WeightsError
 from slipstream.models.identity import TargetIdentity
-from slipstream.training.answers import Answer, digest_of, read_answers
+from slipstream.training.answers import DISK_HINT, Answer, digest_of, read_answers
+from slipstream.weights.disk import disk_errors, replace_text
 
 ANSWERS_FILE = "answers.jsonl"
 MANIFEST_FILE = "manifest.json"
@@ -99,6 +100,8 @@ def write_manifest(
 
     Args:
         sources: Added to those of the manifest that is there.
+    Raises:
+        CapacityError: The disk is full; the manifest that was there stays.
     """
     if (path / MANIFEST_FILE).exists():
         sources = tuple(dict.fromkeys((*read_manifest(path).sources, *sources)))
@@ -116,7 +119,8 @@ def write_manifest(
         dropped=dict(dropped),
         sha256=digest_of(path / ANSWERS_FILE),
     )
-    (path / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    with disk_errors(path, DISK_HINT):
+        replace_text(path / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
     return manifest
 
 
@@ -129,7 +133,14 @@ def read_manifest(path: Path) -> DatasetManifest:
     file = path / MANIFEST_FILE
     try:
         return DatasetManifest.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WeightsError(
+            f"{file} is damaged: {first['msg']}",
+            hint="make another folder with `slipstream train data`, and give it these answers with "
+            "--import",
+        ) from error
+    except OSError as error:
         raise WeightsError(
             f"{path} is no folder of training data: {file.name} cannot be read",
             hint="make one with `slipstream train data`; one that was interrupted is finished by "
@@ -145,12 +156,18 @@ def open_dataset(path: Path, target: TargetIdentity) -> Dataset:
     """
     manifest = read_manifest(path)
     target.require_same(manifest.target, f"the answers in {path}")
-    if digest_of(path / ANSWERS_FILE) != manifest.sha256:
+    file = path / ANSWERS_FILE
+    if not file.is_file():
         raise WeightsError(
-            f"{path / ANSWERS_FILE} is not what its manifest describes",
+            f"{path} holds no answers: {ANSWERS_FILE} is missing",
+            hint="run `slipstream train data` again on this folder",
+        )
+    if digest_of(file) != manifest.sha256:
+        raise WeightsError(
+            f"{file} is not what its manifest describes",
             hint="run `slipstream train data` again on this folder: it keeps complete answers",
         )
-    return Dataset(path, manifest, tuple(read_answers(path / ANSWERS_FILE)))
+    return Dataset(path, manifest, tuple(read_answers(file)))
 
 
 def _counts(answers: Iterable[Answer]) -> Counts:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import ConfigError
@@ -17,7 +16,7 @@ from slipstream.models.hparams import RotaryParams
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.families.family import Json
 from slipstream.training.families.table import family_for
-from slipstream.training.run_folder import differences, write_json
+from slipstream.training.run_folder import differences, save_tensors, write_json
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -45,7 +44,7 @@ def write_draft_folder(
         tensors["d2t"] = token_ids - torch.arange(len(token_ids))
         tensors["t2d"] = is_known
     write_json(path / "config.json", config)
-    save_file(tensors, path / WEIGHTS_FILE, {"format": "pt"})
+    save_tensors(path / WEIGHTS_FILE, tensors, {"format": "pt"})
 
 
 def our_config(hparams: DraftHparams, target: TargetIdentity, dtype: torch.dtype) -> Json:

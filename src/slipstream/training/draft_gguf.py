@@ -66,10 +66,12 @@ def write_draft_gguf(
         _add(writer, family.gguf_name(name, hparams), values, "bf16" if is_coarse else kind)
     if token_ids is not None:
         writer.add_tensor("d2t", token_ids.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:  # the disk may be full
+        writer.close()
 
 
 def _write_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:

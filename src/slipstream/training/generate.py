@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.engine.llm import LLM, Generation
@@ -11,7 +12,7 @@ from slipstream.errors import RequestError
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
 from slipstream.training.answers import Answer, append_answers, read_interrupted
-from slipstream.training.conversations import Conversation, Message, hash_of
+from slipstream.training.conversations import Conversation, Message, digest_of_turns, hash_of
 
 _MIN_ROOM = 16  # tokens of an answer that must fit behind a prompt
 
@@ -36,17 +37,35 @@ class GenerationPlan:
         return self.temperatures[hash_of(prompt_id) % len(self.temperatures)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+@dataclass(slots=True)
+class _Talk:
+    """A conversation and what is known of it: the answers to its first turns, in order."""
+
     conversation: Conversation
-    turn: int
     temperature: float
-    seed: int
-    prompt_ids: tuple[int, ...]
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def turn(self) -> int:
+        """The turn that is to be answered."""
+        return len(self.answers)
 
     @property
     def key(self) -> str:
-        return _key(self.conversation, self.turn, self.temperature)
+        """See `Answer.key`."""
+        return f"{self.conversation.prompt_id} turn {self.turn} T {self.temperature:g}"
+
+    @property
+    def digest(self) -> str:
+        """See `Answer.messages_sha256`."""
+        return digest_of_turns(self.conversation.turns[: self.turn + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    talk: _Talk
+    seed: int
+    prompt_ids: tuple[int, ...]
 
 
 def generate_answers(
@@ -54,95 +73,102 @@ def generate_answers(
     conversations: Sequence[Conversation],
     plan: GenerationPlan,
     file: Path,
+    dropped: Counter[str],
     on_done: Callable[[Answer | None], None],
-) -> int:
+) -> None:
     """Answer every turn of every conversation that `file` has no answer to, and append it there.
 
+    An answer that is there belongs to a turn if it has its prompt's id, and the same was asked.
+
     Args:
+        dropped: Reasons why turns could not be answered are counted into it.
         on_done: Told each answer when it is written, and None for one that was there.
-    Returns: Turns that could not be answered, because the prompt leaves no room.
     """
-    known = {answer.key: answer for answer in read_interrupted(file)}
-    num_skipped = 0
+    known: dict[str, list[Answer]] = {}
+    for answer in read_interrupted(file):
+        known.setdefault(answer.key, []).append(answer)
+    talks = [_Talk(item, plan.temperature_of(item.prompt_id)) for item in conversations]
     num_turns = max((len(item.turns) for item in conversations), default=0)
     for turn in range(num_turns):
-        members = [item for item in conversations if len(item.turns) > turn]
         jobs = []
-        for conversation in members:
-            temperature = plan.temperature_of(conversation.prompt_id)
-            if _key(conversation, turn, temperature) in known:
-                on_done(None)
+        for talk in talks:
+            if len(talk.conversation.turns) <= turn:
                 continue
-            job = _job(llm, conversation, turn, plan, known)
-            if job is None:
-                num_skipped += 1
+            if talk.turn < turn:
+                dropped["follows a turn without an answer"] += 1
+                continue
+            job, reason = _job(llm, talk, plan)
+            present = _present(talk, job, known.get(talk.key, ()))
+            if present is not None:
+                talk.answers.append(present)
+                on_done(None)
+            elif job is None:
+                dropped[reason] += 1
             else:
                 jobs.append(job)
-        for answer in _run(llm, jobs, plan):
+        for job, answer in _run(llm, jobs, plan):
             append_answers(file, [answer])
-            known[answer.key] = answer
+            job.talk.answers.append(answer)
             on_done(answer)
-    return num_skipped
 
 
-def _run(llm: LLM, jobs: Sequence[_Job], plan: GenerationPlan) -> Iterator[Answer]:
+def _present(talk: _Talk, job: _Job | None, answers: Sequence[Answer]) -> Answer | None:
+    """The answer to what is asked; where a file does not say what was, its tokens decide."""
+    for answer in answers:
+        if answer.messages_sha256 is not None:
+            is_same = answer.messages_sha256 == talk.digest
+        else:
+            is_same = job is not None and answer.prompt_ids == job.prompt_ids
+        if is_same:
+            return answer
+    return None
+
+
+def _run(llm: LLM, jobs: Sequence[_Job], plan: GenerationPlan) -> Iterator[tuple[_Job, Answer]]:
     params = [
         SamplingParams(
-            temperature=job.temperature,
+            temperature=job.talk.temperature,
             max_tokens=min(plan.max_tokens, _room(llm, job.prompt_ids)),
             seed=job.seed,
         )
         for job in jobs
     ]
     for index, generation in llm.completed([job.prompt_ids for job in jobs], params):
-        yield _answer(jobs[index], generation)
+        yield jobs[index], _answer(jobs[index], generation)
 
 
 def _answer(job: _Job, generation: Generation) -> Answer:
     choice = generation.choices[0]
     return Answer(
-        prompt_id=job.conversation.prompt_id,
-        turn=job.turn,
-        category=job.conversation.category,
-        temperature=job.temperature,
+        prompt_id=job.talk.conversation.prompt_id,
+        turn=job.talk.turn,
+        category=job.talk.conversation.category,
+        temperature=job.talk.temperature,
         seed=job.seed,
         prompt_ids=job.prompt_ids,
         response_ids=tuple(choice.token_ids),
         finish="stop" if choice.finish_reason == "stop" else "length",
+        messages_sha256=job.talk.digest,
     )
 
 
-def _job(
-    llm: LLM,
-    conversation: Conversation,
-    turn: int,
-    plan: GenerationPlan,
-    known: Mapping[str, Answer],
-) -> _Job | None:
-    """None where an earlier turn has no answer or nothing fits behind the prompt."""
-    temperature = plan.temperature_of(conversation.prompt_id)
+def _job(llm: LLM, talk: _Talk, plan: GenerationPlan) -> tuple[_Job | None, str]:
+    """None, and the reason in words, where a turn cannot be answered."""
+    conversation, turn = talk.conversation, talk.turn
     messages: list[Message] = []
-    for index in range(turn + 1):
-        messages += conversation.turns[index]
-        if index < turn:
-            earlier = known.get(_key(conversation, index, temperature))
-            if earlier is None:
-                return None
-            text = llm.tokenizer.decode(earlier.response_ids)
-            messages.append({"role": "assistant", "content": text})
+    for earlier, added in zip(talk.answers, conversation.turns, strict=False):
+        text = llm.tokenizer.decode(earlier.response_ids)
+        messages += [*added, {"role": "assistant", "content": text}]
+    messages += conversation.turns[turn]
     try:
         prompt_ids = tuple(llm.render(messages))
-    except RequestError:  # the template does not take such messages
-        return None
+    except RequestError:
+        return None, "the chat template or the tokenizer refuses it"
     if _room(llm, prompt_ids) < _MIN_ROOM:
-        return None
+        return None, "leaves no room for an answer"
     seed = derive(plan.seed, hash_of(f"{conversation.prompt_id} turn {turn}") & 0xFFFFFFFF)
-    return _Job(conversation, turn, temperature, seed, prompt_ids)
+    return _Job(talk, seed, prompt_ids), ""
 
 
 def _room(llm: LLM, prompt_ids: Sequence[int]) -> int:
     return llm.engine.info.max_model_len - len(prompt_ids)
-
-
-def _key(conversation: Conversation, turn: int, temperature: float) -> str:
-    return f"{conversation.prompt_id} turn {turn} T {temperature:g}"

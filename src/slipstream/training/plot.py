@@ -10,10 +10,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from slipstream.training.run_folder import Score
+from slipstream.weights.disk import disk_errors
 
 
 def write_plot(history: Sequence[Score], title: str, path: Path) -> None:
-    """Write a PNG: loss, and mean acceptance length, by step."""
+    """Write a PNG: loss, and mean acceptance length, by step.
+
+    Raises:
+        CapacityError: The disk is full.
+    """
     figure = Figure(figsize=(10.0, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -31,7 +36,8 @@ def write_plot(history: Sequence[Score], title: str, path: Path) -> None:
         if axes.lines:
             axes.legend(fontsize=8)
     figure.suptitle(title, fontsize=9)
-    figure.savefig(path, format="png", dpi=120)
+    with disk_errors(path.parent, "free some space, then run the same command again"):
+        figure.savefig(path, format="png", dpi=120)
 
 
 def _line(

@@ -22,9 +22,10 @@ from slipstream.training.draft_files import (
     write_draft_folder,
 )
 from slipstream.training.draft_gguf import GgufType, write_draft_gguf
+from slipstream.training.export_folder import export_folder
 from slipstream.training.families.table import family_for
 from slipstream.training.gguf_vocabulary import vocabulary_keys
-from slipstream.training.run_folder import Progress, RunRecord, write_json
+from slipstream.training.run_folder import DRAFT_FOLDER, Progress, RunRecord, write_json
 from slipstream.training.session import RestoredRun, TrainingTarget
 from slipstream.weights.open import open_checkpoint
 
@@ -58,7 +59,9 @@ def export_run(
     Args:
         stored: Type of the matrices.
     Raises:
-        ConfigError: The layout has no such type, or cannot express the net.
+        ConfigError: The layout has no such type, or cannot express the net, or the folder holds
+            something else.
+        CapacityError: The disk is full; the folder is as it was.
     """
     kinds = GGUF_TYPES if layout == "gguf" else TENSOR_TYPES
     if stored not in kinds:
@@ -66,39 +69,38 @@ def export_run(
     net = run.net
     family_for(net.hparams).require_layout(layout)
     parameters, hparams = net.stored(), net.stored_hparams()
-    path.mkdir(parents=True, exist_ok=True)
-    if layout == "gguf":
-        loaded = target.loaded
-        vocabulary = vocabulary_keys(loaded.path, loaded.tokenizer, hparams.body.vocab_size)
-        weights = path / GGUF_FILE
-        kind = GGUF_TYPES[stored]
-        write_draft_gguf(weights, hparams, parameters, net.token_ids, kind, vocabulary)
-    else:
-        dtype = TENSOR_TYPES[stored]
-        config = (
-            our_config(hparams, target.identity, dtype)
-            if layout == "slipstream"
-            else speculators_config(hparams, target.identity, target.source, dtype)
-        )
-        weights = path / WEIGHTS_FILE
-        write_draft_folder(path, config, parameters, net.token_ids, dtype)
-    _require_read_back(weights, hparams, layout)
-    peaks = {PEAKS_FIELD: target.identity.embedding_peaks}
-    write_json(path / PROVENANCE_FILE, {**story, **peaks})
-    if (run.path / CALIBRATION_FILE).exists():
-        shutil.copyfile(run.path / CALIBRATION_FILE, path / CALIBRATION_FILE)
+    name = GGUF_FILE if layout == "gguf" else WEIGHTS_FILE
+    with export_folder(
+        path,
+        name,
+        is_speculators=layout == "speculators",
+        is_runs_own=path == run.path / DRAFT_FOLDER,
+    ) as folder:
+        if layout == "gguf":
+            loaded = target.loaded
+            vocabulary = vocabulary_keys(loaded.path, loaded.tokenizer, hparams.body.vocab_size)
+            kind = GGUF_TYPES[stored]
+            write_draft_gguf(folder / name, hparams, parameters, net.token_ids, kind, vocabulary)
+        else:
+            dtype = TENSOR_TYPES[stored]
+            config = (
+                our_config(hparams, target.identity, dtype)
+                if layout == "slipstream"
+                else speculators_config(hparams, target.identity, target.source, dtype)
+            )
+            write_draft_folder(folder, config, parameters, net.token_ids, dtype)
+        _require_read_back(folder / name, hparams, layout)
+        peaks = {PEAKS_FIELD: target.identity.embedding_peaks}
+        write_json(folder / PROVENANCE_FILE, {**story, **peaks})
+        if (run.path / CALIBRATION_FILE).exists():
+            shutil.copyfile(run.path / CALIBRATION_FILE, folder / CALIBRATION_FILE)
 
 
 def _require_read_back(weights: Path, hparams: DraftHparams, layout: Layout) -> None:
-    """Remove weights that would be read as those of another net, and say so."""
+    """Refuse weights that would be read as those of another net."""
     described = describe_checkpoint(open_checkpoint(weights))
-    if described is None:  # a head for multi-token prediction, which has no options
-        return
-    try:
+    if described is not None:  # a head for multi-token prediction has no options
         require_same_net(hparams, described.hparams, layout)
-    except ConfigError:
-        weights.unlink()
-        raise
 
 
 def tell_story(

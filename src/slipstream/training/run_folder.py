@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -15,12 +18,17 @@ from torch import Tensor
 from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.settings import RunSettings
+from slipstream.weights.disk import disk_errors, replace_text
 
 RUN_FILE = "run.json"
 DRAFT_FOLDER = "draft"
 _CHECKPOINTS = "checkpoints"
 _STATE_FILE, _TENSORS_FILE = "state.json", "tensors.safetensors"
 _NUM_KEPT = 2
+_DISK_HINT = (
+    "free some space or use another folder, then run the same command again: a training goes on "
+    "from its last checkpoint"
+)
 _HINT = "remove the damaged checkpoint's folder to go on from the one before, or the whole run"
 
 
@@ -96,10 +104,12 @@ class RunFolder:
 
         Raises:
             ConfigError: It holds another run; says what differs.
+            WeightsError: It cannot be written to.
         """
         file = self.path / RUN_FILE
         if not file.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
+            with disk_errors(self.path, _DISK_HINT):
+                self.path.mkdir(parents=True, exist_ok=True)
             write_text(file, record.model_dump_json(indent=1) + "\n")
             return
         # The weights that it starts with are the same wherever they lie.
@@ -126,22 +136,30 @@ class RunFolder:
             ) from error
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Add a checkpoint, whole or not at all, and remove all but the last few."""
+        """Add a checkpoint, whole or not at all, and remove all but the last few.
+
+        Raises:
+            CapacityError: The disk is full; the checkpoints before are kept.
+            WeightsError: The folder cannot be written to.
+        """
         folder = self.path / _CHECKPOINTS
         name = f"step-{progress.step:07d}"
         staging = folder / f"{name}.partial"
-        if staging.exists():
-            shutil.rmtree(staging)
-        staging.mkdir(parents=True)
-        save_file(
-            {key: tensor.contiguous() for key, tensor in tensors.items()}, staging / _TENSORS_FILE
-        )
-        write_text(staging / _STATE_FILE, progress.model_dump_json(indent=1) + "\n")
-        if (folder / name).exists():
-            shutil.rmtree(folder / name)
-        staging.rename(folder / name)
-        for old in self._checkpoints()[:-_NUM_KEPT]:
-            shutil.rmtree(old)
+        try:
+            with disk_errors(folder, _DISK_HINT):
+                if staging.exists():
+                    shutil.rmtree(staging)
+                staging.mkdir(parents=True)
+                contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
+                save_tensors(staging / _TENSORS_FILE, contiguous)
+                write_text(staging / _STATE_FILE, progress.model_dump_json(indent=1) + "\n")
+                if (folder / name).exists():
+                    shutil.rmtree(folder / name)
+                staging.rename(folder / name)
+                for old in self._checkpoints()[:-_NUM_KEPT]:
+                    shutil.rmtree(old)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # half a checkpoint only fills the disk
 
     def newest(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """The last complete checkpoint; None before the first.
@@ -165,10 +183,31 @@ class RunFolder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file at once."""
+    """Replace a file at once.
+
+    Raises:
+        CapacityError: The disk is full; the file that was there is kept.
+        WeightsError: The folder cannot be written to.
+    """
+    with disk_errors(path.parent, _DISK_HINT):
+        replace_text(path, text)
+
+
+def save_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Replace a file of tensors at once; see `write_text`."""
     staging = path.with_name(f"{path.name}.partial")
-    staging.write_text(text, encoding="utf-8")
-    staging.replace(path)
+    with disk_errors(path.parent, _DISK_HINT):
+        try:
+            save_file(tensors, staging, metadata)
+            staging.replace(path)
+        except SafetensorError as error:  # it tells the system's error in words only
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code), str(path)) from error
+        finally:
+            staging.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: object) -> None:

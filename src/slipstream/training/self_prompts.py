@@ -14,7 +14,9 @@ from slipstream.engine.llm import LLM
 from slipstream.errors import TokenizerError
 from slipstream.sampling.noise import derive
 from slipstream.sampling.params import SamplingParams
+from slipstream.training.answers import DISK_HINT
 from slipstream.training.conversations import Conversation
+from slipstream.weights.disk import disk_errors
 
 _MARK = "\u2063slipstream\u2063"
 _MAX_TOKENS = 192
@@ -30,6 +32,7 @@ def write_self_prompts(
 
     Raises:
         TokenizerError: The chat template hides where a user's text begins.
+        CapacityError: The disk is full; what is written is kept.
     """
     texts = _read(file)
     missing = [number for number in range(count) if number not in texts]
@@ -41,7 +44,10 @@ def write_self_prompts(
             )
             for number in missing
         ]
-        with file.open("a", encoding="utf-8", newline="\n") as lines:
+        with (
+            disk_errors(file.parent, DISK_HINT),
+            file.open("a", encoding="utf-8", newline="\n") as lines,
+        ):
             for index, generation in llm.completed([front] * len(missing), params):
                 choice = generation.choices[0]
                 is_usable = choice.finish_reason == "stop" and len(choice.text) >= _MIN_CHARS

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from slipstream.engine.loading import LoadedModel
 from slipstream.errors import WeightsError
@@ -19,7 +19,7 @@ from slipstream.models.identity import TargetIdentity, identify
 from slipstream.training.dataset import Dataset
 from slipstream.training.families.table import FAMILIES
 from slipstream.training.nets import TrainedNet, bare_net, new_net
-from slipstream.training.run_folder import Progress, RunFolder, RunRecord, write_text
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord, save_tensors, write_text
 from slipstream.training.settings import RunSettings
 from slipstream.training.shards import CachedSource, read_cache_manifest
 from slipstream.training.sources import FeatureSource, OnlineSource
@@ -119,7 +119,7 @@ def write_shape(folder: RunFolder, hparams: DraftHparams) -> None:
 def write_fixed(folder: RunFolder, fixed: FixedParts) -> None:
     """Keep what stays through a run."""
     tensors = {"token_ids": fixed.token_ids, "tap_scales": fixed.tap_scales}
-    save_file(tensors, folder.path / _FIXED_FILE)
+    save_tensors(folder.path / _FIXED_FILE, tensors)
 
 
 def restore_run(path: Path, target: TrainingTarget) -> RestoredRun:

@@ -22,7 +22,7 @@ from slipstream.weights.disk import disk_errors
 
 MANIFEST_FILE = "manifest.json"
 _HINT = "run `slipstream train cache` again: it keeps whole shards and makes the others anew"
-_DISK_HINT = (
+DISK_HINT = (
     "free some space or use another disk, then run the same command again: shards that "
     "are whole are kept"
 )
@@ -97,7 +97,7 @@ def write_shard(path: Path, features: Iterable[Features]) -> tuple[int, str]:
     """
     staging = path.with_suffix(".partial")
     try:
-        with disk_errors(path.parent, _DISK_HINT):
+        with disk_errors(path.parent, DISK_HINT):
             with staging.open("wb") as file:
                 for item in features:
                     for tensor in (item.taps.view(torch.int16), item.top_ids, item.top_logprobs):
@@ -114,7 +114,7 @@ def write_shard(path: Path, features: Iterable[Features]) -> tuple[int, str]:
 def write_cache_manifest(path: Path, manifest: CacheManifest) -> None:
     """Replace the manifest of the cache in `path` at once."""
     staging = path / f"{MANIFEST_FILE}.partial"
-    with disk_errors(path, _DISK_HINT):
+    with disk_errors(path, DISK_HINT):
         staging.write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
         staging.replace(path / MANIFEST_FILE)
 
@@ -127,10 +127,16 @@ def read_cache_manifest(path: Path) -> CacheManifest:
     """
     try:
         return CacheManifest.model_validate_json((path / MANIFEST_FILE).read_bytes())
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         raise WeightsError(
             f"{path} is no cache of features: {MANIFEST_FILE} cannot be read",
             hint="make one with `slipstream train cache`, or train without: leave out --cache",
+        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WeightsError(
+            f"{path / MANIFEST_FILE} is damaged: {first['msg']}",
+            hint="remove the folder and run `slipstream train cache` again, or name another folder",
         ) from error
 
 
@@ -161,6 +167,7 @@ class CachedSource:
         target.require_same(manifest.target, f"the features in {path}")
         if manifest.dataset_sha256 != dataset_sha256:
             raise WeightsError(f"{path} holds features of other answers", hint=_HINT)
+        _require_joined(path, manifest.shards)
         num_cached = manifest.shards[-1].stop if manifest.shards else 0
         if num_cached != len(answers):
             raise WeightsError(
@@ -180,6 +187,12 @@ class CachedSource:
             for answer in answers[shard.first : shard.stop]:
                 self._places.append((number, offset))
                 offset += self._layout.num_bytes(answer)
+            if offset != shard.num_bytes:
+                raise WeightsError(
+                    f"{path / shard.name} has {shard.num_bytes} bytes, but its answers take "
+                    f"{offset}",
+                    hint=_HINT,
+                )
 
     def features(self, indices: Sequence[int]) -> list[Features]:
         """See `FeatureSource`.
@@ -207,6 +220,19 @@ class CachedSource:
         return Features(
             taps.view(num_tokens, self._width), top_ids.view(shape), top_logprobs.view(shape)
         )
+
+
+def _require_joined(path: Path, shards: Sequence[Shard]) -> None:
+    """Refuse a manifest whose shards leave answers out, or hold one twice."""
+    stop = 0
+    for shard in shards:
+        if shard.first != stop or shard.stop <= stop:
+            raise WeightsError(
+                f"{path / MANIFEST_FILE} is damaged: {shard.name} holds answers {shard.first} to "
+                f"{shard.stop}, but those from {stop} are next",
+                hint=_HINT,
+            )
+        stop = shard.stop
 
 
 def require_whole(path: Path, shard: Shard) -> None:

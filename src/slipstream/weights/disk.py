@@ -27,6 +27,16 @@ def require_space(folder: Path, num_bytes: int) -> None:
         )
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file at once, or leave what was there."""
+    staging = path.with_name(f"{path.name}.partial")
+    try:
+        staging.write_text(text, encoding="utf-8")
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
 @contextmanager
 def disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
     """Turn the operating system's errors while writing below `folder` into ours.

@@ -67,6 +67,9 @@ def test_a_text_is_one_turn() -> None:
         ('{"messages": []}', "line 1, holds no prompt"),
         ("[1]", "line 1, holds no prompt"),
         ("\n", "holds no prompts"),
+        ("[" * 100_000, "line 1, is not JSON"),
+        (r'{"id": "a\ud800", "prompt": "x"}', r"line 1, has id 'a.ud800': .* U\+D800"),
+        (r'{"category": "\ud800", "prompt": "x"}', "line 1, has category"),
     ],
 )
 def test_a_line_without_a_prompt_is_named(tmp_path: Path, content: str, message: str) -> None:
@@ -79,6 +82,28 @@ def test_a_line_without_a_prompt_is_named(tmp_path: Path, content: str, message:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read"):
         read_prompts([tmp_path / "none.jsonl"])
+
+
+def test_two_prompts_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
+    first, second = tmp_path / "1" / "p.jsonl", tmp_path / "2" / "p.jsonl"
+    for path in (first, second):
+        path.parent.mkdir()
+        path.write_text('{"prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
+    with pytest.raises(ConfigError, match=r"1/p.jsonl, line 1 and .*2/p.jsonl, line 1 have") as no:
+        read_prompts([first, second])
+    assert "of its own" in str(no.value.hint)
+    assert len(read_prompts([first, second], may_share_ids=True)) == 4
+    first.write_text('{"id": 7, "prompt": "x"}\n{"id": "7", "prompt": "y"}\n')
+    with pytest.raises(ConfigError, match=r'line 1 and .*line 2 have the same id, "7"'):
+        read_prompts([first])
+
+
+def test_an_id_or_category_of_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": null, "category": null, "prompt": "x"}\n{"id": "", "prompt": "y"}\n')
+    first, second = read_prompts([path])
+    assert (first.prompt_id, first.category) == ("p/1", "p")
+    assert second.prompt_id == "p/2"
 
 
 def test_a_choice_is_evenly_spaced() -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from slipstream.errors import ConfigError, WeightsError
+from slipstream.errors import CapacityError, ConfigError, WeightsError
 from slipstream.training.answers import Answer, append_answers, read_answers, read_interrupted
 from slipstream.training.conversations import Conversation, usable
 from slipstream.training.data import begin_folder, import_answers
@@ -101,6 +103,64 @@ def test_what_is_added_keeps_sources_and_the_share_that_is_held_out(tmp_path: Pa
         begin_folder(path, target.identity, 0.5)
 
 
+def test_a_folder_says_whose_answers_it_holds_before_the_first(tmp_path: Path) -> None:
+    target, other = tiny_target(tmp_path), tiny_target(tmp_path, seed=2)
+    file = begin_folder(tmp_path / "data", target.identity, 0.25)
+    append_answers(file, counting_answers(2))  # and then it is killed
+    with pytest.raises(WeightsError, match="were made for target target-1"):
+        begin_folder(tmp_path / "data", other.identity, 0.25)
+    with pytest.raises(ConfigError, match=r"holds out 0\.25 of its prompts, not 0\.5"):
+        begin_folder(tmp_path / "data", target.identity, 0.5)
+    assert begin_folder(tmp_path / "data", target.identity, 0.25) == file
+    with pytest.raises(WeightsError, match="not what its manifest describes"):
+        open_dataset(tmp_path / "data", target.identity)
+
+
+def test_answers_of_nobody_knows_whom_are_not_added_to(tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    append_answers(tmp_path / ANSWERS_FILE, counting_answers(1))
+    with pytest.raises(WeightsError, match=r"no manifest\.json that says of which target") as no:
+        begin_folder(tmp_path, target.identity, 0.25)
+    assert "--import" in str(no.value.hint)
+
+
+def test_a_file_of_answers_that_is_gone_is_named(tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    write_dataset(tmp_path / "data", target, counting_answers(4))
+    (tmp_path / "data" / ANSWERS_FILE).unlink()
+    with pytest.raises(WeightsError, match=r"answers\.jsonl is missing"):
+        open_dataset(tmp_path / "data", target.identity)
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "a-file"])
+def test_a_folder_that_cannot_be_made_is_named(name: str, tmp_path: Path) -> None:
+    target = tiny_target(tmp_path)
+    (tmp_path / "a-file").write_text("x")
+    with pytest.raises(WeightsError, match=f"cannot write to .*{name}") as no:
+        begin_folder(tmp_path / name, target.identity, 0.25)
+    assert "use another folder" in str(no.value.hint)
+
+
+def test_a_full_disk_is_told_and_keeps_what_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Path("/dev/full")
+    with pytest.raises(CapacityError, match="no space is left") as no:
+        append_answers(full, counting_answers(1))
+    assert "answers that are whole are kept" in str(no.value.hint)
+    target = tiny_target(tmp_path)
+    write_dataset(tmp_path / "data", target, counting_answers(4))
+    before = read_manifest(tmp_path / "data")
+
+    def fill_up(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fill_up)
+    with pytest.raises(CapacityError, match="no space is left"):
+        write_manifest(tmp_path / "data", target.identity, 0.25, ["more"], Counter())
+    assert read_manifest(tmp_path / "data") == before
+
+
 def test_imports_leave_out_what_is_there_or_protected(tmp_path: Path) -> None:
     target = tiny_target(tmp_path)
     tokenizer = target.loaded.tokenizer
@@ -127,6 +187,10 @@ def test_imports_leave_out_what_is_there_or_protected(tmp_path: Path) -> None:
     assert (kept.prompt_id, kept.category) == ("prompt-0", "chat")
     assert dropped == {"there already": 1, "repeats an evaluation prompt": 1}
     assert sum(told) == 3
+
+    append_answers(tmp_path / "b.jsonl", [answer(0, "hi"), answer(0, "something else")])
+    import_answers([tmp_path / "b.jsonl"], into, tokenizer, protected, {}, dropped, told.append)
+    assert len(list(read_answers(into))) == 2  # of one id, and not the same was asked
 
 
 def test_answers_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -164,11 +228,11 @@ def test_a_killed_generation_goes_on_to_the_same_answers(tmp_path: Path) -> None
     given = [conversation(number, f"question {number}") for number in range(4)]
     given.append(conversation(9, "first", "and then?"))
     with tiny_llm(folder) as llm:
-        generate_answers(llm, given, PLAN, tmp_path / "whole.jsonl", lambda _: None)
+        generate_answers(llm, given, PLAN, tmp_path / "whole.jsonl", Counter(), lambda _: None)
         killed = KillAfter(2)
         with pytest.raises(KeyboardInterrupt):
-            generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", killed.done)
-        generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", lambda _: None)
+            generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", Counter(), killed.done)
+        generate_answers(llm, given, PLAN, tmp_path / "cut.jsonl", Counter(), lambda _: None)
     whole = {answer.key: answer for answer in read_answers(tmp_path / "whole.jsonl")}
     assert {answer.key: answer for answer in read_answers(tmp_path / "cut.jsonl")} == whole
     assert len(whole) == 6
@@ -176,6 +240,53 @@ def test_a_killed_generation_goes_on_to_the_same_answers(tmp_path: Path) -> None
     second = next(answer for answer in whole.values() if answer.turn == 1)
     first = next(a for a in whole.values() if a.prompt_id == second.prompt_id and a.turn == 0)
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+
+
+def test_an_answer_belongs_to_a_prompt_only_if_the_same_was_asked(tmp_path: Path) -> None:
+    tiny_target(tmp_path)
+    file, dropped = tmp_path / "answers.jsonl", Counter[str]()
+    told: list[Answer | None] = []
+    with tiny_llm(tmp_path / "target-1") as llm:
+        for texts in (("first", "and then?"), ("other", "and then?"), ("first", "and why?")):
+            generate_answers(llm, [conversation(1, *texts)], PLAN, file, dropped, told.append)
+    assert [answer is None for answer in told] == [False, False, False, False, True, False]
+    first, second, other, behind_other, _, why = told
+    assert first is not None
+    assert other is not None
+    assert other.prompt_ids != first.prompt_ids
+    for turn, before in ((second, first), (behind_other, other), (why, first)):
+        assert turn is not None
+        assert turn.prompt_ids[: len(before.prompt_ids)] == before.prompt_ids
+    assert not dropped
+
+
+def test_answers_that_do_not_say_what_was_asked_are_told_apart_by_tokens(tmp_path: Path) -> None:
+    tiny_target(tmp_path)
+    file = tmp_path / "answers.jsonl"
+    told: list[Answer | None] = []
+    with tiny_llm(tmp_path / "target-1") as llm:
+        given = [conversation(1, "first", "and then?")]
+        generate_answers(llm, given, PLAN, file, Counter(), lambda _: None)
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            del line["messages_sha256"]
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        given.append(conversation(2, "second"))
+        generate_answers(llm, given, PLAN, file, Counter(), told.append)
+    assert [answer and answer.prompt_id for answer in told] == [None, "prompt-2", None]
+
+
+def test_turns_without_an_answer_are_counted_by_reason(tmp_path: Path) -> None:
+    tiny_target(tmp_path)
+    dropped: Counter[str] = Counter()
+    given = [conversation(1, "\ud800", "and then?"), conversation(2, "long " * 2000)]
+    with tiny_llm(tmp_path / "target-1") as llm:
+        generate_answers(llm, given, PLAN, tmp_path / "a.jsonl", dropped, lambda _: None)
+    assert dropped == {
+        "the chat template or the tokenizer refuses it": 1,
+        "follows a turn without an answer": 1,
+        "leaves no room for an answer": 1,
+    }
 
 
 def test_the_target_writes_prompts_that_are_not_written_twice(tmp_path: Path) -> None:

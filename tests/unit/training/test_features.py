@@ -12,7 +12,7 @@ from slipstream.errors import CapacityError, ChecksumError, ConfigError, Weights
 from slipstream.training.cache import build_cache, estimate_bytes
 from slipstream.training.dataset import Dataset, open_dataset
 from slipstream.training.session import TrainingTarget, open_source
-from slipstream.training.shards import read_cache_manifest
+from slipstream.training.shards import read_cache_manifest, write_cache_manifest
 from slipstream.training.tap_scales import tap_scales_of, usual_taps
 from slipstream.training.target import Features, TargetReader, read_ends
 from tests.support.training import counting_answers, tiny_target, write_dataset
@@ -177,6 +177,68 @@ def test_a_disk_that_fills_up_is_told_and_keeps_whole_shards(
 
     assert (path / first.name).stat().st_mtime_ns == changed_at
     assert open_source(target, dataset, (0, 1), path).features([0])
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "a-file"])
+def test_a_cache_that_cannot_be_written_is_named(
+    name: str, target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "a-file").write_text("x")
+    with pytest.raises(WeightsError, match=f"cannot write to .*{name}"):
+        build(tmp_path / name, target, dataset)
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [
+        (1, {"first": 6}),
+        (0, {"first": 2}),
+        (1, {"first": 0}),
+        (0, {"stop": 0}),
+        (0, {"stop": 99}),
+    ],
+)
+def test_shards_that_do_not_join_are_refused(
+    number: int, change: dict[str, int], target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "cache"
+    build(path, target, dataset)
+    manifest = read_cache_manifest(path)
+    shards = list(manifest.shards)
+    shards[number] = shards[number].model_copy(update=change)
+    write_cache_manifest(path, manifest.model_copy(update={"shards": tuple(shards)}))
+    with pytest.raises(WeightsError, match=r"damaged: shard-\d+\.bin holds answers \d+ to") as no:
+        open_source(target, dataset, (0, 1), path)
+    assert "slipstream train cache" in str(no.value.hint)
+
+
+def test_shards_of_other_answers_than_they_say_are_refused(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "cache"
+    build(path, target, dataset)
+    manifest = read_cache_manifest(path)
+    front, second, *others = manifest.shards
+    moved = (
+        front.model_copy(update={"stop": front.stop + 1}),
+        second.model_copy(update={"first": front.stop + 1}),
+    )
+    write_cache_manifest(path, manifest.model_copy(update={"shards": (*moved, *others)}))
+    with pytest.raises(WeightsError, match=r"has \d+ bytes, but its answers take \d+"):
+        open_source(target, dataset, (0, 1), path)
+
+
+def test_a_damaged_manifest_is_told_from_a_missing_one(
+    target: TrainingTarget, dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(WeightsError, match=r"manifest\.json is damaged: Invalid JSON") as no:
+        build(tmp_path, target, dataset)
+    assert "remove the folder" in str(no.value.hint)
+    (dataset.path / "manifest.json").write_text("{}")
+    with pytest.raises(WeightsError, match=r"manifest\.json is damaged: Field required") as no:
+        open_dataset(dataset.path, target.identity)
+    assert "--import" in str(no.value.hint)
 
 
 def test_other_taps_than_those_of_the_cache_are_refused(
