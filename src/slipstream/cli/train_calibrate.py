@@ -29,8 +29,9 @@ def calibrate(
     from slipstream.training.calibrate import calibrate as scale
     from slipstream.training.dataset import open_dataset
     from slipstream.training.evaluate import measured
-    from slipstream.training.run_folder import DRAFT_FOLDER, write_json
+    from slipstream.training.run_folder import write_json
     from slipstream.training.session import open_source, restore_run
+    from slipstream.weights.layout import DRAFT_FOLDER
 
     target = open_target(effective)
     restored = restore_run(run, target)

@@ -26,7 +26,6 @@ from slipstream.training.packing import arrange
 from slipstream.training.plot import write_plot
 from slipstream.training.publish import export_run, tell_story
 from slipstream.training.run_folder import (
-    DRAFT_FOLDER,
     RunFolder,
     RunRecord,
     Score,
@@ -46,6 +45,7 @@ from slipstream.training.workers import (
     Workers,
     require_work_for_all,
 )
+from slipstream.weights.layout import DRAFT_FOLDER
 
 PLOT_FILE = "training.png"
 _SCORE_EVERY = 10

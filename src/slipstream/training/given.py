@@ -24,7 +24,7 @@ from slipstream.models.drafts.parts import StoredEnds
 from slipstream.training.families.family import HEAD
 from slipstream.training.families.table import family_for
 from slipstream.training.nets import TrainedNet, net_of
-from slipstream.training.run_folder import DRAFT_FOLDER, RUN_FILE, RunFolder, differences
+from slipstream.training.run_folder import RunFolder, differences
 from slipstream.training.served import ServedNet
 from slipstream.training.session import TrainingTarget, restore_run
 from slipstream.training.settings import FitSettings, NetSettings, RunSettings
@@ -32,7 +32,7 @@ from slipstream.training.start import FixedParts
 from slipstream.training.stored_nets import StoredNet, describe_net, read_net
 from slipstream.training.target import read_ends
 from slipstream.weights.checkpoint import Checkpoint
-from slipstream.weights.layout import no_drafter_yet, require_ended
+from slipstream.weights.layout import DRAFT_FOLDER, RUN_FILE, no_drafter_yet, require_ended
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.progress import SilentProgress
 from slipstream.weights.sources import is_remote, resolve_source

@@ -25,8 +25,9 @@ from slipstream.training.draft_gguf import GgufType, write_draft_gguf
 from slipstream.training.export_folder import export_folder
 from slipstream.training.families.table import family_for
 from slipstream.training.gguf_vocabulary import vocabulary_keys
-from slipstream.training.run_folder import DRAFT_FOLDER, Progress, RunRecord, write_json
+from slipstream.training.run_folder import Progress, RunRecord, write_json
 from slipstream.training.session import RestoredRun, TrainingTarget
+from slipstream.weights.layout import DRAFT_FOLDER
 from slipstream.weights.open import open_checkpoint
 
 Layout = Literal["slipstream", "speculators", "gguf"]

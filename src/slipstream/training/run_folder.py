@@ -19,9 +19,8 @@ from slipstream.errors import ConfigError, WeightsError
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.settings import RunSettings
 from slipstream.weights.disk import disk_errors, replace_text
+from slipstream.weights.layout import RUN_FILE
 
-RUN_FILE = "run.json"
-DRAFT_FOLDER = "draft"
 _CHECKPOINTS = "checkpoints"
 _STATE_FILE, _TENSORS_FILE = "state.json", "tensors.safetensors"
 _NUM_KEPT = 2

@@ -18,7 +18,7 @@ from slipstream.weights.manifest import check_against_checksums
 from slipstream.weights.safetensors_header import StoredTensor, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
-_RUN_FILE, _DRAFT_FOLDER = "run.json", "draft"  # as `slipstream train fit` names them
+RUN_FILE, DRAFT_FOLDER = "run.json", "draft"  # of a training run: its record, and its drafter
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.safetensors")
 
 
@@ -73,7 +73,7 @@ def read_layout(path: Path) -> GgufLayout | SafetensorsLayout:
 def no_drafter_yet(run: Path) -> WeightsError:
     """What to raise where a training run should have a drafter, and has not ended."""
     return WeightsError(
-        f"{run} is a training run that has no drafter yet: {_DRAFT_FOLDER} is written at its end",
+        f"{run} is a training run that has no drafter yet: {DRAFT_FOLDER} is written at its end",
         hint="let `slipstream train fit` run to its end, or write the last checkpoint's drafter "
         f"with `slipstream train export {run} --out DIR` and give DIR",
     )
@@ -86,7 +86,7 @@ def require_ended(path: Path) -> None:
         WeightsError: As `no_drafter_yet`.
     """
     run = path.parent
-    if path.name == _DRAFT_FOLDER and (run / _RUN_FILE).exists() and not path.exists():
+    if path.name == DRAFT_FOLDER and (run / RUN_FILE).exists() and not path.exists():
         raise no_drafter_yet(run)
 
 
@@ -96,9 +96,9 @@ def require_no_run(path: Path) -> None:
     Raises:
         WeightsError: Says where its drafter is, or as `no_drafter_yet`.
     """
-    if not (path / _RUN_FILE).exists() or (path / "config.json").exists():
+    if not (path / RUN_FILE).exists() or (path / "config.json").exists():
         return
-    drafter = path / _DRAFT_FOLDER
+    drafter = path / DRAFT_FOLDER
     if not drafter.exists():
         raise no_drafter_yet(path)
     raise WeightsError(

@@ -35,7 +35,7 @@ from slipstream.training.given import find_served, open_given
 from slipstream.training.nets import TrainedNet
 from slipstream.training.packing import arrange, cut_answers
 from slipstream.training.publish import GGUF_FILE, Layout, export_run, tell_story
-from slipstream.training.run_folder import DRAFT_FOLDER, Progress, RunFolder, RunRecord
+from slipstream.training.run_folder import Progress, RunFolder, RunRecord
 from slipstream.training.session import (
     RestoredRun,
     TrainingTarget,
@@ -47,6 +47,7 @@ from slipstream.training.session import (
 from slipstream.training.settings import RunSettings
 from slipstream.training.trainer import Packs
 from slipstream.weights.hub_source import HubSource
+from slipstream.weights.layout import DRAFT_FOLDER
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.sources import source_of
 from tests.support.file_server import file_server
