@@ -97,8 +97,11 @@ def generate_answers(
             if talk.turn < turn:
                 dropped["follows a turn without an answer"] += 1
                 continue
-            job, reason = _job(llm, talk, plan)
-            present = _present(talk, job, known.get(talk.key, ()))
+            candidates = known.get(talk.key, ())
+            present = _asked_alike(talk, candidates)
+            job, reason = (None, "") if present else _job(llm, talk, plan)
+            if job is not None:  # a file that does not say what was asked has its tokens
+                present = _of_same_tokens(job, candidates)
             if present is not None:
                 talk.answers.append(present)
                 on_done(None)
@@ -112,16 +115,16 @@ def generate_answers(
             on_done(answer)
 
 
-def _present(talk: _Talk, job: _Job | None, answers: Sequence[Answer]) -> Answer | None:
-    """The answer to what is asked; where a file does not say what was, its tokens decide."""
-    for answer in answers:
-        if answer.messages_sha256 is not None:
-            is_same = answer.messages_sha256 == talk.digest
-        else:
-            is_same = job is not None and answer.prompt_ids == job.prompt_ids
-        if is_same:
-            return answer
-    return None
+def _asked_alike(talk: _Talk, answers: Sequence[Answer]) -> Answer | None:
+    """The answer whose file says that the same was asked; nothing is rendered for it."""
+    digest = talk.digest
+    return next((answer for answer in answers if answer.messages_sha256 == digest), None)
+
+
+def _of_same_tokens(job: _Job, answers: Sequence[Answer]) -> Answer | None:
+    """Of answers that do not say what was asked, the one to the same tokens."""
+    unsaid = (answer for answer in answers if answer.messages_sha256 is None)
+    return next((answer for answer in unsaid if answer.prompt_ids == job.prompt_ids), None)
 
 
 def _run(llm: LLM, jobs: Sequence[_Job], plan: GenerationPlan) -> Iterator[tuple[_Job, Answer]]:

@@ -260,6 +260,19 @@ def test_an_answer_belongs_to_a_prompt_only_if_the_same_was_asked(tmp_path: Path
     assert not dropped
 
 
+def test_what_is_answered_is_not_rendered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_target(tmp_path)
+    given, file = [conversation(1, "first", "and then?")], tmp_path / "answers.jsonl"
+    told: list[Answer | None] = []
+    with tiny_llm(tmp_path / "target-1") as llm:
+        generate_answers(llm, given, PLAN, file, Counter(), lambda _: None)
+        monkeypatch.setattr(llm, "render", None)
+        generate_answers(llm, given, PLAN, file, Counter(), told.append)
+    assert told == [None, None]
+
+
 def test_answers_that_do_not_say_what_was_asked_are_told_apart_by_tokens(tmp_path: Path) -> None:
     tiny_target(tmp_path)
     file = tmp_path / "answers.jsonl"

@@ -27,14 +27,13 @@ from slipstream.models.drafts.mtp import MtpNet
 from slipstream.models.drafts.net import DraftNet
 from slipstream.models.drafts.packed import PackedProducts
 from slipstream.models.drafts.parts import TokenEnds
-from slipstream.models.drafts.read import DraftCheckpoint, Shapes, describe_draft
+from slipstream.models.drafts.read import MATRIX_AXES, DraftCheckpoint, Shapes, describe_draft
 from slipstream.models.drafts.vocabulary import read_token_ids
 from slipstream.models.hparams import Hparams
 from slipstream.weights.checkpoint import Checkpoint
 
 AnyDraftNet = DraftNet[Any]  # Any: hyperparameters of one of the families
 
-_MATRIX_AXES = 2
 _MAX_NAMED = 8
 
 _NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
@@ -198,7 +197,7 @@ def _is_of_product(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a parameter is a matrix that rows are multiplied with, or the bias of one."""
     if name.endswith(".bias"):
         name = f"{name.removesuffix('.bias')}.weight"
-    return name.endswith(".weight") and len(shapes[name]) == _MATRIX_AXES
+    return name.endswith(".weight") and len(shapes[name]) == MATRIX_AXES
 
 
 def _take_stored(
@@ -206,7 +205,7 @@ def _take_stored(
 ) -> StoredWeight:
     """As `_take`, in blocks where the kernels know them."""
     own_name = names.get(name, name)
-    if len(shape) == _MATRIX_AXES and checkpoint.shape(own_name) == shape:
+    if len(shape) == MATRIX_AXES and checkpoint.shape(own_name) == shape:
         blocks = checkpoint.raw(own_name)
         if blocks is not None:
             if can_hold(blocks):

@@ -23,7 +23,7 @@ from slipstream.models.hparams import Hparams, LayerParams
 _EAGLE_THETA = 10000.0  # the reference's, where config.json has none; never the target's
 _BLOCK_THETA = 1000000.0
 _EAGLE_TAPS = 3
-_MATRIX_AXES = 2
+MATRIX_AXES = 2
 _MARKOV_KINDS: Mapping[str, MarkovKind] = {"vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
 _BODIES = ("llama", "qwen3")
 
@@ -126,7 +126,7 @@ def _tap_sizes(
     is_eagle: bool,
 ) -> tuple[int, int]:
     """Width of a tap and number of taps, from what `fc` reads."""
-    if len(shapes["fc.weight"]) != _MATRIX_AXES:
+    if len(shapes["fc.weight"]) != MATRIX_AXES:
         raise WeightsError(
             f"tensor fc.weight has shape {list(shapes['fc.weight'])}; it must be a matrix",
             hint="the weights do not fit the configuration; export the drafter again",
