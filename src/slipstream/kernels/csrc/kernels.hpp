@@ -13,7 +13,8 @@ constexpr int TILE_ROWS = 16;
 
 enum Format : int32_t { BF16 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
 enum Isa : int32_t { PORTABLE = 0, AVX512 = 1, AVX512_BF16 = 2, AMX = 3 };
-enum InputType : int32_t { BF16_INPUTS = 0, INT8_INPUTS = 1, NUM_INPUTS = 2 };
+// bf16 inputs by twos in a row (TDPBF16PS and what does without), in 8 bit, and as VDPBF16PS pairs them.
+enum InputType : int32_t { BF16_INPUTS = 0, INT8_INPUTS = 1, PAIRED_INPUTS = 2, NUM_INPUTS = 3 };
 enum Store : int32_t { TO_F32 = 0, TO_BF16 = 1, ADD_F32 = 2 };
 
 // A packed matrix: [out tile][in tile], so that a thread reads one stream. Only blocks take 8-bit inputs.

@@ -44,14 +44,13 @@ Upcoming upcoming_of(const Pass& pass, const Layer& layer, const Member& member)
 }  // namespace
 
 Kernels kernels_for(int isa) {
-    const Multiply bf16 = multiply_for(isa, BF16_INPUTS), int8 = multiply_for(isa, INT8_INPUTS);
+    Kernels kernels{normalise_portable, normalise_add_portable, rotate_and_store_portable, gate_portable, {}};
 #if defined(__x86_64__)
     if (isa != PORTABLE)
-        return {normalise_avx512, normalise_add_avx512, rotate_and_store_avx512,
-                gate_avx512,      {bf16, int8}};
+        kernels = {normalise_avx512, normalise_add_avx512, rotate_and_store_avx512, gate_avx512, {}};
 #endif
-    return {normalise_portable, normalise_add_portable, rotate_and_store_portable,
-            gate_portable,      {bf16, int8}};
+    for (int inputs = 0; inputs < NUM_INPUTS; inputs++) kernels.multiply[inputs] = multiply_for(isa, inputs);
+    return kernels;
 }
 
 void Member::multiply(const Matrices& m, const uint16_t* x, int num_in, float* out, int num_rows,

@@ -59,8 +59,8 @@ Multiply multiply_for(int isa, int inputs) {
         if (isa != PORTABLE && __builtin_cpu_supports("avx512vnni")) return multiply_int8_vnni;
         return multiply_int8_portable;
     }
+    if (inputs == PAIRED_INPUTS) return multiply_avx512_bf16;
     if (isa == AMX) return multiply_amx;
-    if (isa == AVX512_BF16) return multiply_avx512_bf16;
     if (isa == AVX512) return multiply_avx512;
 #endif
     (void)isa;
@@ -115,8 +115,9 @@ SL_EXPORT int64_t sl_packed_bytes(int format, int num_out, int num_in) {
     return int64_t(ceil_div(num_out, TILE_OUT)) * ceil_div(num_in, TILE_IN) * tile_bytes(format);
 }
 
-// Only shape, format and inputs of `matrix` are read.
-SL_EXPORT void sl_pack(const Matrix* matrix, const void* source, void* tiles) {
+// Only shape, format and inputs of `matrix` are read; inputs become those of this instruction set.
+SL_EXPORT void sl_pack(int isa, Matrix* matrix, const void* source, void* tiles) {
+    if (isa == AVX512_BF16 && matrix->inputs == BF16_INPUTS) matrix->inputs = PAIRED_INPUTS;
     pack_matrix(*matrix, static_cast<const uint8_t*>(source), static_cast<uint8_t*>(tiles));
 }
 

@@ -59,12 +59,14 @@ SL_INLINE void by_rows(Share rows, const F& f) {
 template <int FORMAT, typename Next>
 void run_groups(const Product& p, Share outs, const Groups& groups, const Next& next) {
     constexpr int MOST = strips_at_once(GROUP_ROWS);
+    constexpr bool IS_WIDE = FORMAT == BF16;  // as it is stored
     const size_t wide_bytes = groups.num_steps * WIDE_TILE;
     uint8_t* wide = static_cast<uint8_t*>(scratch(2, MOST * wide_bytes));
     by_strips<MOST>(outs, [&](int tile, auto num) {
         constexpr int NUM = decltype(num)::value;
         const Strips packed = strips_of(p.matrix, tile, wide);
-        const Strips widened{packed.tiles, packed.bytes, wide, WIDE_TILE, wide_bytes, nullptr};
+        const Strips widened =
+            IS_WIDE ? packed : Strips{packed.tiles, packed.bytes, wide, WIDE_TILE, wide_bytes, nullptr};
         Ahead ahead = next(tile + NUM);
         for (int g = 0; g < groups.count; g++) {
             const Turn turn{g, groups.count};
@@ -72,12 +74,12 @@ void run_groups(const Product& p, Share outs, const Groups& groups, const Next& 
             const FewRows<Word> few{groups.words_of(rows.begin), groups.sums_of(rows.begin), groups.num_steps};
             by_rows(rows, [&](auto count) {
                 constexpr int ROWS = decltype(count)::value;
-                if (g == 0)
-                    multiply_strips<Dots<FORMAT>, FORMAT, NUM, ROWS, FIRST>(p, tile, rows.begin, packed, few,
-                                                                           ahead, turn);
-                else
+                if (IS_WIDE || g)
                     multiply_strips<Wide, FORMAT, NUM, ROWS, LATER>(p, tile, rows.begin, widened, few, ahead,
                                                                     turn);
+                else
+                    multiply_strips<Dots<FORMAT>, FORMAT, NUM, ROWS, FIRST>(p, tile, rows.begin, packed, few,
+                                                                           ahead, turn);
             });
         }
     });

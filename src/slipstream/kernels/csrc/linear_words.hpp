@@ -133,12 +133,6 @@ struct Pairs {
     static constexpr uint32_t ONE = 0x3f803f80;
 
     SL_INLINE void read(const uint8_t* codes, int, __m512i* weights) const {
-        // Of four inputs' numbers, two of them in each word.
-        const auto pair_up = [&](__m512i first, __m512i second, __m512i* to) {
-            constexpr __mmask32 LOWER = 0x55555555;
-            to[0] = _mm512_mask_blend_epi16(LOWER, _mm512_slli_epi32(first, 16), second);
-            to[1] = _mm512_mask_blend_epi16(LOWER, first, _mm512_srli_epi32(second, 16));
-        };
         if constexpr (FORMAT == Q8_0) {
 #pragma GCC unroll 2
             for (int i = 0; i < PART; i += 2, codes += 64)
@@ -149,20 +143,12 @@ struct Pairs {
                         _mm512_srli_epi32(bytes_at(codes + 32 + 16 * odd), 16));
         } else if constexpr (FORMAT == Q4_0 || FORMAT == Q4_1) {
             const __m512i words = _mm512_loadu_si512(codes);
-            const __m512i chains[2] = {
-                _mm512_shuffle_epi8(words, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100)),
-                _mm512_shuffle_epi8(words, _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302))};
 #pragma GCC unroll 4
             for (int i = 0; i < PART; i++)
-                weights[i] = _mm512_permutexvar_epi16(
-                    _mm512_srlv_epi16(chains[i % 2], _mm512_set1_epi32(i < 2 ? 0x00000004 : 0x0008000c)),
-                    numbers);
-        } else if constexpr (FORMAT == BF16) {
-            pair_up(_mm512_loadu_si512(codes), _mm512_loadu_si512(codes + 64), weights);
-            pair_up(_mm512_loadu_si512(codes + 128), _mm512_loadu_si512(codes + 192), weights + 2);
+                weights[i] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * i), numbers);
         } else {
 #pragma GCC unroll 4
-            for (int i = 0; i < PART; i++) weights[i] = _mm512_load_si512(codes + 64 * i);
+            for (int i = 0; i < PART; i++) weights[i] = _mm512_loadu_si512(codes + 64 * i);
         }
     }
 

@@ -3,7 +3,9 @@
 // [16 pairs][2][16 outputs]; in four bits [4][16 outputs][2] words of 16 bits, which hold the codes of
 // four successive pairs from the lowest bits up. Codes for 8-bit inputs lie by quads of inputs,
 // [8 quads][16 outputs][4]; in four bits [4][16 outputs][4] bytes, the upper half of each for the quad
-// four further on. An output past the end is all zero.
+// four further on. For VDPBF16PS (linear_words.hpp) a tile of bf16 is [16 words][16 outputs] of 32 bits, and four
+// bits are [4][16 outputs][2] words of 16 bits, the codes of four successive words from the lowest bits up.
+// An output past the end is all zero.
 #include "linear.hpp"
 
 namespace slipstream {
@@ -30,6 +32,8 @@ struct Place {
 
 Place place_of(const Matrix& m, int n, int i) {
     const size_t header = header_bytes(m.format);
+    const int word = i / 4 * 2 + (i & 1), half = i / 2 & 1;  // where inputs are paired: the first half is upper
+    if (m.format == BF16 && m.inputs == PAIRED_INPUTS) return {size_t(64 * word + 4 * n + 2 * (1 - half)), 0};
     if (m.format == BF16) return {size_t(64 * (i / 2) + 4 * n + 2 * (i & 1)), 0};
     if (m.inputs == INT8_INPUTS) {
         const int quad = i / 4, byte = 4 * n + (i & 3);
@@ -37,8 +41,10 @@ Place place_of(const Matrix& m, int n, int i) {
         return {header + 64 * (quad & 3) + byte, 4 * (quad / 4)};
     }
     if (m.format == Q8_0) return {header + 32 * (i / 2) + 16 * (i & 1) + n, 0};
-    const int pair = i / 2, word = 32 * (pair / 4) + 2 * n + (i & 1);
-    return {header + 2 * word + (pair & 3) / 2, 4 * (pair & 1)};
+    if (m.inputs == PAIRED_INPUTS)
+        return {header + 64 * (word / 4) + 4 * n + 2 * (1 - half) + (word & 3) / 2, 4 * (word & 1)};
+    const int pair = i / 2;
+    return {header + 64 * (pair / 4) + 4 * n + 2 * (i & 1) + (pair & 3) / 2, 4 * (pair & 1)};
 }
 
 void pack_block(const Matrix& m, int n, const uint8_t* block, uint8_t* tile) {
