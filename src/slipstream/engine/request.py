@@ -13,6 +13,7 @@ from slipstream.engine.messages import (
     TokenLogprob,
     Tokens,
 )
+from slipstream.errors import RequestError
 from slipstream.kv.cache import Lease
 from slipstream.sampling.bad_words import BadWords
 from slipstream.sampling.state import SamplingState, advance, initial_state
@@ -40,6 +41,7 @@ class Group:
             find it in the prefix cache.
         num_cached_tokens: Prompt tokens that the first choice did not have to compute.
         prompt_logprobs: Filled as the prompt is computed, if they were asked for.
+        prompt_fault: Why there are none, which the submission fails with.
         stops: The stop strings; each choice watches its own output for them.
         bad_words: Prepared for the vocabulary, where the submission has any.
     """
@@ -51,6 +53,7 @@ class Group:
     is_prompt_cached: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_fault: RequestError | None = None
     bad_words: BadWords | None = None
     stops: StopStrings = field(init=False)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from slipstream.clock import Clock
 from slipstream.engine.asks import draft_asks
 from slipstream.engine.batching import StepBatch, StepItem, build_batch
-from slipstream.engine.messages import SpeculationOptions
+from slipstream.engine.messages import SpeculationOptions, TokenLogprob
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler, StepPlan
 from slipstream.engine.taps import TapBacklog
@@ -17,7 +17,7 @@ from slipstream.engine.token_logprobs import DrawnRows, LogprobReporter
 from slipstream.errors import RequestError
 from slipstream.execution.batch import ForwardBatch, ForwardOutput, IntArray
 from slipstream.sampling.sampler import RowRequest, Sampler
-from slipstream.sampling.state import SamplingState, advance
+from slipstream.sampling.state import advance
 from slipstream.speculation.control import NO_DRAFT, DraftLimit, StepFeedback
 from slipstream.speculation.drafter import Observation
 from slipstream.speculation.propose import Ask, Proposal, Proposer
@@ -191,20 +191,25 @@ def _report_prompt(stages: Stages, item: StepItem, output: ForwardOutput) -> Non
     """Log-probabilities of the prompt tokens after this chunk's rows; after a preemption the first
     rows are computed again, and what was reported before is not reported twice."""
     request = item.request
+    if request.group.prompt_fault is not None:
+        return
     reported = request.group.prompt_logprobs
     num_known = max(len(reported) - request.num_computed, 0)
     first = request.num_computed + num_known
     tokens = request.tokens[first + 1 : request.num_computed + 1 + item.num_prompt_rows]
     row = item.first_logit_row + num_known
     rows = range(row, row + len(tokens))
-    reported.extend(stages.logprobs.of_prompt(output.logits, rows, tokens, request.params))
+    if tokens:
+        new = stages.logprobs.of_prompt(output.logits, rows, tokens, request.params)
+        reported.extend(new.entries)
+        request.group.prompt_fault = new.fault
 
 
 def _commit(stages: Stages, item: StepItem, verdict: Verdict, output: ForwardOutput) -> Commit:
     """The kept path becomes the sequence; everything else is rolled back."""
     request, lease = item.request, item.request.lease
     assert lease is not None, "a request in a pass holds a lease"
-    state = request.state
+    verdict, logprobs = _reported(stages, request, verdict, output)
     num_new = 0
     for token in verdict.tokens:
         num_new += 1
@@ -221,25 +226,38 @@ def _commit(stages: Stages, item: StepItem, verdict: Verdict, output: ForwardOut
         lease.publish(request.tokens[: lease.num_tokens])
         request.group.is_prompt_cached = True
     request.publish_snapshots()
-    if request.params.logprobs:
-        drawn = _drawn_rows(request, verdict, num_new, state)
-        request.add_logprobs(stages.logprobs.of_output(output.logits, drawn))
+    request.add_logprobs(logprobs[:num_new])
     # What a row behind the end of the output lacks is nobody's fault.
     fault = None if request.is_finished else verdict.fault
     return Commit(request, item.tree, num_new, path, fault)
 
 
-def _drawn_rows(
-    request: Request, verdict: Verdict, num_new: int, state: SamplingState
-) -> DrawnRows:
-    """The rows that the kept tokens were drawn from, with the sampler's state at each."""
+def _reported(
+    stages: Stages, request: Request, verdict: Verdict, output: ForwardOutput
+) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
+    """The verdict up to where log-probabilities that were asked for cannot be given, and these."""
+    if request.group.prompt_fault is not None:
+        return Verdict((), (), (), request.group.prompt_fault), ()
+    if not request.params.logprobs:
+        return verdict, ()
+    reported = stages.logprobs.of_output(output.logits, _drawn_rows(request, verdict))
+    if reported.fault is None:
+        return verdict, reported.entries
+    count = len(reported.entries)
+    cut = Verdict(
+        verdict.tokens[:count], verdict.path[:count], verdict.rows[:count], reported.fault
+    )
+    return cut, reported.entries
+
+
+def _drawn_rows(request: Request, verdict: Verdict) -> DrawnRows:
+    """The rows that a verdict's tokens were drawn from, with the sampler's state at each."""
     rows: list[RowRequest] = []
-    position = len(request.tokens) - num_new
-    for token in verdict.tokens[:num_new]:
+    state = request.state
+    for position, token in enumerate(verdict.tokens, start=len(request.tokens)):
         rows.append(RowRequest(request.params, state, request.seed, position))
         state = advance(request.params, state, token)
-        position += 1
-    return DrawnRows(verdict.rows[:num_new], tuple(rows), verdict.tokens[:num_new])
+    return DrawnRows(verdict.rows, tuple(rows), verdict.tokens)
 
 
 def _observe(stages: Stages, proposal: Proposal, report: StepReport) -> None:

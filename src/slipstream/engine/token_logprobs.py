@@ -8,10 +8,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.engine.messages import TokenLogprob, TopLogprob
+from slipstream.errors import RequestError
 from slipstream.sampling.logprobs import TokenScore, score_drawn, score_tokens
 from slipstream.sampling.params import SamplingParams
-from slipstream.sampling.sampler import RowRequest, Sampler
+from slipstream.sampling.sampler import RowRequest, Sampler, SamplingError
 from slipstream.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Entries of tokens in their order, as far as there are any.
+
+    Attributes:
+        fault: What the request fails with where its next entry should be; None behind the last.
+    """
+
+    entries: tuple[TokenLogprob, ...]
+    fault: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +49,31 @@ class LogprobReporter:
         self._sampler = sampler
         self._tokenizer = tokenizer
 
-    def of_output(self, logits: Tensor, drawn: DrawnRows) -> list[TokenLogprob]:
+    def of_output(self, logits: Tensor, drawn: DrawnRows) -> Reported:
         """Entries of tokens that one step drew for one request."""
-        rows = logits[list(drawn.rows)]
-        scores = score_drawn(self._sampler, rows, drawn.requests, drawn.tokens)
-        return [self._entry(score) for score in scores]
+        entries: list[TokenLogprob] = []
+        for row, request, token in zip(drawn.rows, drawn.requests, drawn.tokens, strict=True):
+            try:
+                scores = score_drawn(self._sampler, logits[row : row + 1], [request], [token])
+                entries += map(self._entry, scores)
+            except SamplingError as error:
+                return Reported(tuple(entries), error.error)
+        return Reported(tuple(entries))
 
     def of_prompt(
         self, logits: Tensor, rows: Sequence[int], tokens: Sequence[int], params: SamplingParams
-    ) -> list[TokenLogprob]:
-        """Entries of prompt tokens, each judged by the row before it."""
-        if not tokens:
-            return []
-        scores = score_tokens(
-            logits[list(rows)],
-            tokens,
-            vocab_size=self._sampler.vocab_size,
-            num_top=params.top_logprobs,
-        )
-        return [self._entry(score) for score in scores]
+    ) -> Reported:
+        """Entries of prompt tokens, each judged by the row before it; all of them or none."""
+        try:
+            scores = score_tokens(
+                logits[list(rows)],
+                tokens,
+                vocab_size=self._sampler.vocab_size,
+                num_top=params.top_logprobs,
+            )
+        except SamplingError as error:
+            return Reported((), error.error)
+        return Reported(tuple(map(self._entry, scores)))
 
     def unconditional(self, token: int) -> TokenLogprob:
         """The entry of the first prompt token, which nothing predicts."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from typing import Protocol
 
 from slipstream.clock import Clock
@@ -17,7 +18,10 @@ from slipstream.speculation.drafter import (
     TapReader,
     TargetRows,
 )
-from slipstream.speculation.tree import EMPTY_TREE, DraftTree
+from slipstream.speculation.tree import EMPTY_TREE, DraftLaw, DraftTree
+
+SUM_TOLERANCE = 1e-6
+"""Most by which the sum of a law's probabilities may differ from 1."""
 
 
 class DrafterEvents(Protocol):
@@ -110,7 +114,7 @@ class GuardedDrafter:
 
         def ask() -> None:
             trees.extend(self._drafter.propose(contexts))
-            _check(trees, contexts, self._limits.vocab_size)
+            _check(trees, contexts, self._name, self._limits.vocab_size)
 
         if not self._run(ask):
             return [EMPTY_TREE] * len(contexts)
@@ -192,7 +196,9 @@ class GuardedDrafter:
             self._num_faults = 0
 
 
-def _check(trees: Sequence[DraftTree], contexts: Sequence[DraftContext], vocab_size: int) -> None:
+def _check(
+    trees: Sequence[DraftTree], contexts: Sequence[DraftContext], name: str, vocab_size: int
+) -> None:
     """Refuse proposals that break the drafter contract.
 
     Raises:
@@ -213,15 +219,24 @@ def _check(trees: Sequence[DraftTree], contexts: Sequence[DraftContext], vocab_s
             raise InvalidProposalError(
                 f"a branch of {tree.depth} tokens where {context.max_draft_len} are allowed"
             )
+        _check_tokens(tree.tokens, vocab_size)
+        if set(tree.sources) != {frozenset((name,))}:
+            raise InvalidProposalError(f"nodes from {set(tree.sources)} instead of itself alone")
         if tree.laws is not None:
-            _check_draws(tree, context)
-        if max(tree.tokens) >= vocab_size:
-            raise InvalidProposalError(
-                f"token id {max(tree.tokens)} where the vocabulary has {vocab_size}"
-            )
+            _check_draws(tree, context, vocab_size)
 
 
-def _check_draws(tree: DraftTree, context: DraftContext) -> None:
+def _check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse what stands for no token; numbers of other types, which may be NaN, are none."""
+    try:
+        most = max(map(index, tokens))
+    except TypeError as error:
+        raise InvalidProposalError(f"tokens that are no whole numbers: {error}") from error
+    if most >= vocab_size:
+        raise InvalidProposalError(f"token id {most} where the vocabulary has {vocab_size}")
+
+
+def _check_draws(tree: DraftTree, context: DraftContext, vocab_size: int) -> None:
     """Refuse drawn tokens that verification by rejection cannot judge."""
     assert tree.laws is not None
     if not context.wants_laws:
@@ -229,5 +244,20 @@ def _check_draws(tree: DraftTree, context: DraftContext) -> None:
     if not tree.is_chain:
         raise InvalidProposalError("a tree of drawn tokens, which are verified as one chain")
     for token, law in zip(tree.tokens, tree.laws, strict=True):
+        if not _is_sound(law, vocab_size):
+            raise InvalidProposalError(f"a law of token {token} that is no distribution")
         if not law.probs[law.token_ids == token].sum() > 0.0:
             raise InvalidProposalError(f"token {token} cannot have been drawn from its law")
+
+
+def _is_sound(law: DraftLaw, vocab_size: int) -> bool:
+    """Whether it is a distribution over tokens, as `DraftLaw` says."""
+    token_ids, probs = law.token_ids, law.probs
+    return (
+        len(token_ids) == len(probs) > 0
+        and token_ids[0] >= 0
+        and token_ids[-1] < vocab_size
+        and bool((token_ids[1:] > token_ids[:-1]).all())
+        and bool((probs >= 0.0).all())
+        and abs(float(probs.sum()) - 1.0) < SUM_TOLERANCE
+    )

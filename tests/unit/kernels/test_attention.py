@@ -170,11 +170,9 @@ def test_branches_do_not_see_each_other(library: KernelLibrary) -> None:
         assert torch.equal(together[rows], alone(backend, queries, storage, branch))
 
 
-# In the order of AMX tiles what a row does not see has weight 0, which takes finite numbers to 0.
-@pytest.mark.parametrize(
-    ("dtype", "number"),
-    [(torch.float32, torch.nan), (torch.bfloat16, 3e38), (torch.bfloat16, -3e38)],
-)
+# In the order of AMX tiles what a row does not see has weight 0, and 0 times NaN is NaN.
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, 3e38, -3e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_key_that_a_row_does_not_see_cannot_harm_it(
     library: KernelLibrary, dtype: torch.dtype, number: float
 ) -> None:
@@ -188,6 +186,25 @@ def test_a_key_that_a_row_does_not_see_cannot_harm_it(
     after = attend(backend, queries, storage, [branch])
     assert torch.equal(after[:2], before[:2])
     assert not bool((after[2:] == before[2:]).any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("position", [70, 75, 78])  # before all windows, between them, at an end
+def test_a_value_that_is_no_number_harms_those_who_see_it_and_nobody_else(
+    library: KernelLibrary, dtype: torch.dtype, position: int
+) -> None:
+    shape, window = make_shape(), 4
+    storage, queries = make_storage(shape, dtype), queries_for(shape, 5)
+    backend, slots = NativeAttention(shape, library), scattered_slots(80)
+    positions = np.arange(75, 80)
+    branch = Branch(np.arange(5), positions, slots)
+    before = attend(backend, queries, storage, [branch], window)
+    nothing = torch.full((1, shape.kv_heads, shape.head_dim), torch.nan)
+    storage.write(0, torch.tensor([int(slots[position])]), nothing, nothing)
+    after = attend(backend, queries, storage, [branch], window)
+    sees = torch.from_numpy((position <= positions) & (positions < position + window))
+    assert after[sees].isnan().all()
+    assert torch.equal(after[~sees], before[~sees])
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])

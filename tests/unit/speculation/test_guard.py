@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,8 +82,53 @@ def test_a_token_id_at_the_end_of_the_vocabulary_is_unknown() -> None:
 
 def _drawn(*tokens: int) -> DraftTree:
     law = DraftLaw(np.array([4, 5]), np.array([0.5, 0.5]))
-    chain = DraftTree.chain(tokens, [0.5] * len(tokens), "net")
+    chain = DraftTree.chain(tokens, [0.5] * len(tokens), "scripted")
     return replace(chain, laws=(law,) * len(tokens))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": (math.nan, 5)},
+        {"tokens": (4.5, 5)},
+        {"sources": (frozenset(), frozenset())},
+        {"sources": (frozenset(("nobody",)), frozenset(("nobody",)))},
+        {"sources": (None, None)},
+    ],
+    ids=["NaN", "fraction", "no source", "other source", "None"],
+)
+def test_nodes_that_nobody_can_verify_or_count_bench_the_drafter(
+    changes: dict[str, Any],  # Any: of wrong types
+) -> None:
+    tree = replace(DraftTree.chain([4, 5], [0.9, 0.8], "scripted"), **changes)
+    events = RecordedEvents()
+    guard = _guard(ScriptedDrafter({3: tree}), ManualClock(), events)
+    assert guard.propose(CONTEXTS) == [EMPTY_TREE, EMPTY_TREE]
+    assert events.faults == ["invalid"]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "probs"),
+    [
+        ([4, VOCAB_SIZE], [0.5, 0.5]),
+        ([-1, 4], [0.5, 0.5]),
+        ([4, 4], [0.5, 0.5]),
+        ([4, 5], [0.5, math.nan]),
+        ([4, 5], [1.5, -0.5]),
+        ([4, 5], [0.5, 0.25]),
+        ([4, 5], [1.0]),
+    ],
+)
+def test_laws_that_are_no_distributions_bench_the_drafter(
+    token_ids: list[int], probs: list[float]
+) -> None:
+    law = DraftLaw(np.array(token_ids, np.int64), np.array(probs))
+    tree = replace(DraftTree.chain([4], [0.9], "scripted"), laws=(law,))
+    events = RecordedEvents()
+    guard = _guard(ScriptedDrafter({3: tree}), ManualClock(), events)
+    contexts = [replace(context, wants_laws=True) for context in CONTEXTS]
+    assert guard.propose(contexts) == [EMPTY_TREE, EMPTY_TREE]
+    assert events.faults == ["invalid"]
 
 
 def test_draws_pass_where_they_are_asked_for() -> None:
