@@ -48,14 +48,11 @@ SL_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// Calls run(number of lanes as a type, first lane) until all `lanes` had their turn.
-template <typename Run>
-SL_INLINE void for_lanes(int lanes, const Run& run) {
-    int lane = 0;
-    for (; lane + 4 <= lanes; lane += 4) run(std::integral_constant<int, 4>(), lane);
-    if (lanes - lane == 3) run(std::integral_constant<int, 3>(), lane);
-    if (lanes - lane == 2) run(std::integral_constant<int, 2>(), lane);
-    if (lanes - lane == 1) run(std::integral_constant<int, 1>(), lane);
+// Calls run(number of lanes as a type, first lane), with MOST lanes or what is left, until all had their turn.
+template <int MOST, typename Run>
+SL_INLINE void for_lanes(int lanes, const Run& run, int lane = 0) {
+    for (; lane + MOST <= lanes; lane += MOST) run(std::integral_constant<int, MOST>(), lane);
+    if constexpr (MOST > 1) for_lanes<MOST - 1>(lanes, run, lane);
 }
 
 }  // namespace

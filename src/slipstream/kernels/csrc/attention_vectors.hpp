@@ -26,6 +26,10 @@ void pack_queries(const Job& job, int kv_head, int shift, uint8_t* packed, const
 // Whether a section's keys and values are used where they lie.
 SL_INLINE bool reads_rows(const Job& job) { return job.lanes <= FEW_LANES; }
 
+// Lanes at once: those of rows share what it takes to bring them, the others have both chains of all their
+// products in registers.
+constexpr int MOST_OF_ROWS = 4, MOST_OF_ARRANGED = 2;
+
 // 16 keys: [dim / 32][16 pairs][16 keys][2].
 struct Keys {
     const uint8_t* at;
@@ -52,49 +56,45 @@ SL_INLINE void fetch_values(const Job& job, int start, int head, uint8_t* to, co
     interleave_values<HAS_CODES>(job, start, head, to, pair_of, pace);
 }
 
-// One chain for each of COUNT lanes, the high and low part of their queries, and two times 16 keys.
-template <int COUNT>
-SL_INLINE void score_chains(const Keys* keys, size_t at, const uint8_t* queries, size_t stride,
-                            __m512 (&sums)[COUNT][2][2]) {
-#pragma GCC unroll 4
-    for (int lane = 0; lane < COUNT; lane++)
-        for (int part = 0; part < 2; part++)
-            sums[lane][part][0] = sums[lane][part][1] = _mm512_setzero_ps();
-#pragma GCC unroll 8
-    for (int i = 0; i < CHAIN; i++) {
-        const __m512i x = _mm512_load_si512(keys[0].at + at * 64 + 64 * i);
-        const __m512i y = _mm512_load_si512(keys[1].at + at * 64 + 64 * i);
-#pragma GCC unroll 4
-        for (int lane = 0; lane < COUNT; lane++)
-#pragma GCC unroll 2
-            for (int part = 0; part < 2; part++) {
-                const __m512i q = splat_pair(queries + lane * stride + 64 * part + 4 * i);
-                sums[lane][part][0] = dot(sums[lane][part][0], x, q);
-                sums[lane][part][1] = dot(sums[lane][part][1], y, q);
-            }
-    }
-}
-
 // scores[COUNT lanes][32 keys] of a block. Not inline: what it adds must stay where subnormals are flushed.
 template <int COUNT>
 __attribute__((noinline)) void score_lanes(const Keys* keys, const uint8_t* queries, int dim, float* scores) {
     const size_t stride = size_t(4) * dim;
     __m512 sums[COUNT][2];
-    for (int lane = 0; lane < COUNT; lane++) sums[lane][0] = sums[lane][1] = _mm512_setzero_ps();
-    for (int d = 0; d < dim; d += 32, queries += 128) {
-        __m512 even[COUNT][2][2], odd[COUNT][2][2];
-        score_chains<COUNT>(keys, size_t(d) / 2, queries, stride, even);
-        score_chains<COUNT>(keys, size_t(d) / 2 + CHAIN, queries + 4 * CHAIN, stride, odd);
-#pragma GCC unroll 4
+    for (auto& lane : sums) lane[0] = lane[1] = _mm512_setzero_ps();
+    for (size_t at = 0; at < size_t(dim) * 32; at += TILE, queries += 128) {
+        __m512 links[2][COUNT][2][2];
+        for (auto& chain : links)
+            for (auto& lane : chain)
+                for (auto& part : lane) part[0] = part[1] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+        for (int i = 0; i < CHAIN; i++)
+#pragma GCC unroll 2
+            for (int chain = 0; chain < 2; chain++) {
+                const int pair = CHAIN * chain + i;
+                const __m512i x = _mm512_load_si512(keys[0].at + at + 64 * pair);
+                const __m512i y = _mm512_load_si512(keys[1].at + at + 64 * pair);
+#pragma GCC unroll 2
+                for (int lane = 0; lane < COUNT; lane++)
+#pragma GCC unroll 2
+                    for (int part = 0; part < 2; part++) {
+                        const __m512i q = splat_pair(queries + lane * stride + 64 * part + 4 * pair);
+                        __m512(&link)[2] = links[chain][lane][part];
+                        link[0] = dot(link[0], x, q);
+                        link[1] = dot(link[1], y, q);
+                    }
+            }
+#pragma GCC unroll 2
         for (int lane = 0; lane < COUNT; lane++)
 #pragma GCC unroll 2
             for (int part = 0; part < 2; part++)
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; half++)
-                    sums[lane][half] = _mm512_add_ps(
-                        sums[lane][half], _mm512_add_ps(even[lane][part][half], odd[lane][part][half]));
+                    sums[lane][half] =
+                        _mm512_add_ps(sums[lane][half], _mm512_add_ps(links[0][lane][part][half],
+                                                                      links[1][lane][part][half]));
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int lane = 0; lane < COUNT; lane++) {
         _mm512_store_ps(scores + 32 * lane, sums[lane][0]);
         _mm512_store_ps(scores + 32 * lane + 16, sums[lane][1]);
@@ -115,15 +115,20 @@ void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks
             const uint8_t* queries = job.queries_at(h + next, t) + size_t(shift) * 4 * job.dim;
             const int64_t offset = (unit.first_head + h + next) * job.head_bytes;
             pace();
-            for_lanes(lanes, [&](auto count, int lane) {
-                const uint8_t* of_lanes = queries + size_t(lane) * 4 * job.dim;
-                float* to = scores + (shift + lane) * KEY_BLOCK;
-                const Keys* arranged = keys + next * SECTION_KEYS + b % SECTION_BLOCKS * 2;
-                if (!reads_rows(job)) return score_lanes<count()>(arranged, of_lanes, job.dim, to);
-                for (int half = 0; half < 2; half++)
-                    score_rows<count(), HAS_CODES>(job.keys_from(b * KEY_BLOCK + 16 * half), offset, of_lanes,
-                                                   job.dim, to + 16 * half, pace);
-            });
+            const auto queries_of = [&](int lane) { return queries + size_t(lane) * 4 * job.dim; };
+            float* to = scores + shift * KEY_BLOCK;
+            if (reads_rows(job))
+                for_lanes<MOST_OF_ROWS>(lanes, [&](auto count, int lane) {
+                    for (int half = 0; half < 2; half++)
+                        score_rows<count(), HAS_CODES>(job.keys_from(b * KEY_BLOCK + 16 * half), offset,
+                                                       queries_of(lane), job.dim,
+                                                       to + lane * KEY_BLOCK + 16 * half, pace);
+                });
+            else
+                for_lanes<MOST_OF_ARRANGED>(lanes, [&](auto count, int lane) {
+                    score_lanes<count()>(keys + next * SECTION_KEYS + b % SECTION_BLOCKS * 2, queries_of(lane),
+                                         job.dim, to + lane * KEY_BLOCK);
+                });
         }
         if (t == 0) pace.read(job.stored_of(b), heads);
         for (int half = 0; half < 2; half++) {
@@ -139,49 +144,43 @@ void score_section(const Job& job, const Unit& unit, int h, int t, Blocks blocks
     }
 }
 
-// One chain for each of COUNT lanes and PARTS times 16 dims.
-template <int COUNT, int PARTS>
-SL_INLINE void mix_chains(const uint8_t* weights, const uint8_t* values, __m512 (&sums)[COUNT][PARTS]) {
-#pragma GCC unroll 4
-    for (int lane = 0; lane < COUNT; lane++)
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) sums[lane][part] = _mm512_setzero_ps();
-#pragma GCC unroll 8
-    for (int i = 0; i < CHAIN; i++) {
-        __m512i v[PARTS];
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++)
-            v[part] = _mm512_load_si512(values + part * TILE + 64 * i);
-#pragma GCC unroll 4
-        for (int lane = 0; lane < COUNT; lane++) {
-            const __m512i w = splat_pair(weights + 64 * lane + 4 * i);
-#pragma GCC unroll 4
-            for (int part = 0; part < PARTS; part++) sums[lane][part] = dot(sums[lane][part], v[part], w);
-        }
-    }
-}
-
 // Mix `count` blocks of values, 16 * PARTS dims of them, for COUNT lanes.
 template <int COUNT, int PARTS>
 __attribute__((noinline)) void mix_lanes(const uint8_t* weights, const uint8_t* values, int count, int dim,
                                          float* mixed) {
     __m512 sums[COUNT][PARTS];
-#pragma GCC unroll 4
-    for (int lane = 0; lane < COUNT; lane++)
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) sums[lane][part] = _mm512_setzero_ps();
+    for (auto& lane : sums)
+        for (__m512& sum : lane) sum = _mm512_setzero_ps();
     for (int b = 0; b < count; b++, weights += TILE, values += size_t(dim) * 64) {
-        __m512 even[COUNT][PARTS], odd[COUNT][PARTS];
-        mix_chains<COUNT, PARTS>(weights, values, even);
-        mix_chains<COUNT, PARTS>(weights + 4 * CHAIN, values + 64 * CHAIN, odd);
+        __m512 links[2][COUNT][PARTS];
+        for (auto& chain : links)
+            for (auto& lane : chain)
+                for (__m512& link : lane) link = _mm512_setzero_ps();
+#pragma GCC unroll 8
+        for (int i = 0; i < CHAIN; i++)
+#pragma GCC unroll 2
+            for (int chain = 0; chain < 2; chain++) {
+                const int pair = CHAIN * chain + i;
+                __m512i v[PARTS];
 #pragma GCC unroll 4
+                for (int part = 0; part < PARTS; part++)
+                    v[part] = _mm512_load_si512(values + part * TILE + 64 * pair);
+#pragma GCC unroll 2
+                for (int lane = 0; lane < COUNT; lane++) {
+                    const __m512i w = splat_pair(weights + 64 * lane + 4 * pair);
+#pragma GCC unroll 4
+                    for (int part = 0; part < PARTS; part++)
+                        links[chain][lane][part] = dot(links[chain][lane][part], v[part], w);
+                }
+            }
+#pragma GCC unroll 2
         for (int lane = 0; lane < COUNT; lane++)
 #pragma GCC unroll 4
             for (int part = 0; part < PARTS; part++)
-                sums[lane][part] = _mm512_add_ps(sums[lane][part],
-                                                 _mm512_add_ps(even[lane][part], odd[lane][part]));
+                sums[lane][part] =
+                    _mm512_add_ps(sums[lane][part], _mm512_add_ps(links[0][lane][part], links[1][lane][part]));
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int lane = 0; lane < COUNT; lane++)
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++)
@@ -202,25 +201,30 @@ SL_INLINE void mix(const Job& job, Blocks blocks, int head, int t, uint8_t* weig
         }
     }
     const FlushSubnormals flush;
-    const auto mix_dims = [&](auto lanes_at_once, auto parts, int lane, int d) {
-        constexpr int COUNT = lanes_at_once(), PARTS = parts();
-        const uint8_t* of_lanes = weights + 64 * lane;
-        float* to = mixed + lane * job.dim + d;
-        if (reads_rows(job))
-            mix_rows<COUNT, PARTS, HAS_CODES>(
-                of_lanes, job.values_from(blocks.begin * KEY_BLOCK), head * job.head_bytes, count, d, job.dim, to,
-                [&](int b) {
-                    if (lane == 0 && d == 0) next(b);
-                },
-                pace);
-        else
-            mix_lanes<COUNT, PARTS>(of_lanes, values + size_t(d / LANES) * TILE, count, job.dim, to);
-    };
-    for_lanes(lanes, [&](auto count, int lane) {
+    const auto by_dims = [&](const auto& mix_dims) {
         int d = 0;
-        for (; d + 64 <= job.dim; d += 64) mix_dims(count, std::integral_constant<int, 4>(), lane, d);
-        if (d < job.dim) mix_dims(count, std::integral_constant<int, 2>(), lane, d);
-    });
+        for (; d + 64 <= job.dim; d += 64) mix_dims(std::integral_constant<int, 4>(), d);
+        if (d < job.dim) mix_dims(std::integral_constant<int, 2>(), d);
+    };
+    if (reads_rows(job))
+        for_lanes<MOST_OF_ROWS>(lanes, [&](auto of_lanes, int lane) {
+            by_dims([&](auto parts, int d) {
+                mix_rows<of_lanes(), parts(), HAS_CODES>(
+                    weights + 64 * lane, job.values_from(blocks.begin * KEY_BLOCK), head * job.head_bytes, count,
+                    d, job.dim, mixed + lane * job.dim + d,
+                    [&](int b) {
+                        if (lane == 0 && d == 0) next(b);
+                    },
+                    pace);
+            });
+        });
+    else
+        for_lanes<MOST_OF_ARRANGED>(lanes, [&](auto of_lanes, int lane) {
+            by_dims([&](auto parts, int d) {
+                mix_lanes<of_lanes(), parts()>(weights + 64 * lane, values + size_t(d / LANES) * TILE, count,
+                                               job.dim, mixed + lane * job.dim + d);
+            });
+        });
 }
 
 struct Products {
