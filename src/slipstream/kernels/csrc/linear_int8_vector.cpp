@@ -160,12 +160,13 @@ void run(const Product& p, int thread, int num_threads, void* shared, Barrier ba
     }
 }
 
+// In as few passes over the weights as fit, of equal numbers of rows.
 template <int FORMAT>
 void run_rows(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
-    if (p.num_rows == 1) return run<FORMAT, 1>(p, thread, num_threads, shared, barrier);
-    if (p.num_rows == 2 || MAX_ROWS == 2) return run<FORMAT, 2>(p, thread, num_threads, shared, barrier);
-    if (p.num_rows <= 4 || MAX_ROWS == 4) return run<FORMAT, 4>(p, thread, num_threads, shared, barrier);
-    return run<FORMAT, MAX_ROWS>(p, thread, num_threads, shared, barrier);
+    const int num_tiles = ceil_div(p.num_rows, MAX_ROWS);
+    by_number<1, MAX_ROWS>(ceil_div(p.num_rows, num_tiles), [&](auto num_rows) {
+        run<FORMAT, decltype(num_rows)::value>(p, thread, num_threads, shared, barrier);
+    });
 }
 
 }  // namespace

@@ -78,6 +78,15 @@ SL_INLINE void by_strips(Share outs, const F& f) {
     for (; tile < outs.end; tile++) f(tile, std::integral_constant<int, 1>());
 }
 
+// Calls f(number), which is LEAST to MOST.
+template <int LEAST, int MOST, typename F>
+SL_INLINE void by_number(int number, const F& f) {
+    if constexpr (LEAST < MOST) {
+        if (number != LEAST) return by_number<LEAST + 1, MOST>(number, f);
+    }
+    f(std::integral_constant<int, LEAST>());
+}
+
 // Sixteen half-precision numbers.
 SL_INLINE f32x16 halves(const uint8_t* p) {
 #if defined(__AVX512F__)

@@ -85,22 +85,13 @@ void run_groups(const Product& p, Share outs, const Groups& groups, const Next& 
     });
 }
 
-// Calls f(number of rows), which are LEAST to MOST_ROWS.
-template <int LEAST, typename F>
-SL_INLINE void by_number(int num_rows, const F& f) {
-    if constexpr (LEAST < MOST_ROWS) {
-        if (num_rows != LEAST) return by_number<LEAST + 1>(num_rows, f);
-    }
-    f(std::integral_constant<int, LEAST>());
-}
-
 template <int FORMAT>
 void run(const Product& p, int thread, int num_threads, void* shared, Barrier barrier) {
     const FlushSubnormals flush;
     const Share outs = share_of(num_strips(p.matrix), thread, num_threads);
     const auto next = [&](int tile) { return ahead_of(p, tile, outs, thread, num_threads); };
     if (p.num_rows <= MOST_ROWS)
-        return by_number<1>(p.num_rows, [&](auto num_rows) {
+        return by_number<1, MOST_ROWS>(p.num_rows, [&](auto num_rows) {
             run_few<Dots, FORMAT, decltype(num_rows)::value>(p, outs, next);
         });
     const Groups groups(p, shared);
