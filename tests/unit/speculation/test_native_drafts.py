@@ -22,13 +22,15 @@ NETS = {
     "eagle3": ("eagle3", {}),
     "dflash": ("dflash", {}),
     "dspark": ("dspark", {}),
+    "eagle3 with gelu": ("eagle3", {"hidden_act": "gelu_pytorch_tanh"}),
+    "dflash with gelu": ("dflash", {"hidden_act": "gelu_pytorch_tanh"}),
     "dspark without heads": ("dspark", {"markov_rank": 0, "enable_confidence_head": False}),
 }
 HEADS: dict[str, list[int] | None] = {
     "mtp": None,
     "mtp of some tokens": [3 * index + 1 for index in range(96)],
 }
-CHAINS = ("eagle3", *HEADS)
+CHAINS = ("eagle3", "eagle3 with gelu", *HEADS)
 DRAWS = {
     "greedy": SamplingParams(temperature=0.0),
     "sampled": SamplingParams(temperature=0.8, seed=3),

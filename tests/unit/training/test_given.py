@@ -230,6 +230,7 @@ def eagle3_of_others(hparams: DraftHparams) -> DraftHparams:
         num_heads=2,
         kv_heads=1,
         norm_eps=1e-6,
+        activation="gelu_tanh",
         qkv_bias=True,
         output_bias=True,
         layers=(LayerParams(None, rotary),),
