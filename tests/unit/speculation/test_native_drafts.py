@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.support.drafters import draft_context
 from tests.support.mtp import make_mtp_drafter
 from tests.support.native import native_kernels
 
-NETS = {
+NETS: dict[str, tuple[str, dict[str, Any]]] = {  # Any: JSON values
     "eagle3": ("eagle3", {}),
     "dflash": ("dflash", {}),
     "dspark": ("dspark", {}),

@@ -46,7 +46,8 @@ MODELOPT = {
 def read(path: Path, config: Json, tensors: dict[str, Tensor]) -> DraftHparams:
     write_draft(path, config, tensors)
     net = load_draft(open_checkpoint(path), target_hparams(), tiny_ends(), torch.float32)
-    return net.hparams
+    hparams: DraftHparams = net.hparams
+    return hparams
 
 
 def read_changed(path: Path, family: str, **changes: Any) -> DraftHparams:  # Any: JSON values
