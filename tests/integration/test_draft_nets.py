@@ -115,6 +115,25 @@ def test_preempted_requests_go_on_with_their_drafts(tmp_path: Path, family: str)
     assert float(preemptions[1]) > 0
 
 
+def test_a_net_that_drafts_for_shorter_texts_than_the_target_takes_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the public EAGLE-3 nets, whose configurations say the length of their training texts."""
+    target, drafter = write_pair(tmp_path, "eagle3")
+    load(target, [drafter])
+    assert "texts of up to" not in caplog.text
+    config = CONFIGS["eagle3"] | {"max_position_embeddings": 24}
+    write_draft(Path(drafter["source"]), config, tiny_tensors_of(config))
+
+    llm = load(target, [drafter])
+
+    assert "eagle3 drafts for texts of up to 24 tokens" in caplog.text
+    assert "the target takes 128" in caplog.text
+    short, long = (llm.generate([list(range(10, 10 + size))], GREEDY) for size in (5, 40))
+    assert drafted_and_accepted(short)[0] > 0
+    assert drafted_and_accepted(long)[0] == 0
+
+
 def test_a_draft_net_of_another_kind_is_refused(tmp_path: Path) -> None:
     target, drafter = write_pair(tmp_path, "dspark")
     with pytest.raises(WeightsError, match="family dspark") as caught:

@@ -54,6 +54,7 @@ def draft_facts(path: Path, target: Path | None) -> Json | None:
         "draft_block_len": None if block is None else block.draft_block_len,
         "max_draft_len": None if block is None else block.max_draft_len,
         "draft_vocab_size": hparams.draft_vocab_size,
+        "max_positions": hparams.body.max_positions,
         "problems": problems,
     }
 
@@ -84,6 +85,7 @@ def draft_rows(facts: Json) -> list[tuple[str, str]]:
             else f"after layers {', '.join(map(str, taps))} (from 0; -1: the embedding)",
         ),
         ("draft vocabulary", f"{facts['draft_vocab_size']} tokens"),
+        ("drafts for", f"texts of up to {facts['max_positions']} tokens"),
     ]
     if facts["draft_block_len"] is not None:
         rows.append(

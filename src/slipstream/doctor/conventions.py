@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.doctor.forced import Reading
+from slipstream.doctor.rearranged import exchanged, neighbours_as_halves, other_half_first
 from slipstream.models.drafts.hparams import DFlashHparams, DraftHparams, Eagle3Hparams
 from slipstream.models.drafts.load import AnyDraftNet, net_class_of
 from slipstream.models.hparams import Hparams
@@ -51,7 +52,7 @@ def conventions_of(
     """
     hparams = net.hparams
     found = [*_taps(net, target), *_rotary(net, target), *_norms(net), *_ends(net, target)]
-    found += _token_ids(net)
+    found += [*_token_ids(net), *_places(net)]
     if isinstance(hparams, DFlashHparams):
         found += _blocks(net, hparams, mask_token_ids)
     if isinstance(hparams, Eagle3Hparams):
@@ -124,7 +125,7 @@ def _rotary(net: AnyDraftNet, target: Hparams) -> Iterator[Convention]:
         "rotary pairs of neighbours",
         "its query and key weights are in the interleaved order of GGUF's Llama: convert it again, "
         "with each head's two halves one after the other",
-        lambda: _with_parameters(net, _halves(net)),
+        lambda: _with_parameters(net, neighbours_as_halves(net)),
     )
 
 
@@ -171,6 +172,15 @@ def _ends(net: AnyDraftNet, target: Hparams) -> Iterator[Convention]:
                 net, {embed: net.parameters[head], head: net.parameters[embed]}
             ),
         )
+
+
+def _places(net: AnyDraftNet) -> Iterator[Convention]:
+    """Of tensors of one shape that lie in each other's place."""
+    yield Convention(
+        "gate and up exchanged",
+        "its mlp.gate_proj and mlp.up_proj have taken each other's place: exchange them",
+        lambda: _with_parameters(net, exchanged(net.parameters, "mlp.gate_proj", "mlp.up_proj")),
+    )
 
 
 def _token_ids(net: AnyDraftNet) -> Iterator[Convention]:
@@ -236,6 +246,12 @@ def _eagle_flags(net: AnyDraftNet, hparams: Eagle3Hparams) -> Iterator[Conventio
             f"set {key} to {str(not is_set).lower()} in its config.json",
             partial(_changed, net, **{field: not is_set}),
         )
+    yield Convention(
+        "the state in front of the embedding",
+        "the first layer's q_proj, k_proj and v_proj have the state's columns first: exchange the "
+        "two halves of their columns",
+        lambda: _with_parameters(net, other_half_first(net.parameters)),
+    )
 
 
 def _changed(net: AnyDraftNet, **fields: Any) -> Reading:  # Any: fields of different types
@@ -273,15 +289,3 @@ def _rebuilt(
 
 def _is_norm(name: str) -> bool:
     return name.removesuffix(".weight").endswith(("norm", "layernorm"))
-
-
-def _halves(net: AnyDraftNet) -> dict[str, Tensor]:
-    """Queries and keys as if they were stored with the two halves of each head taking turns."""
-    body = net.hparams.body
-    found: dict[str, Tensor] = {}
-    for name, tensor in net.parameters.items():
-        is_projection = "q_proj" in name or "k_proj" in name
-        if is_projection or name.endswith(("q_norm.weight", "k_norm.weight")):
-            pairs = tensor.view(-1, body.head_dim // 2, 2, *tensor.shape[1:])
-            found[name] = pairs.transpose(1, 2).reshape(tensor.shape)
-    return found

@@ -176,6 +176,7 @@ def _told(described: DraftCheckpoint, path: Path, target: TargetFiles) -> str:
         f"{described.layout.family}, {described.layout.name} layout",
         f"taps after layers {', '.join(map(str, taps))}",
         f"{hparams.draft_vocab_size:,} of {hparams.body.vocab_size:,} tokens",
+        f"texts of up to {hparams.body.max_positions:,} tokens",
     ]
     if isinstance(hparams, DFlashHparams):
         parts.append(f"blocks of {hparams.draft_block_len} rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from slipstream.config.mtp import MtpConfig
@@ -14,6 +15,8 @@ from slipstream.models.drafts.load import AnyDraftNet
 from slipstream.models.mtp.heads import MtpHeads
 from slipstream.speculation.drafters.mtp import num_seat_slots
 from slipstream.speculation.learned.parts import DraftNetParts, MtpParts, num_request_slots
+
+log = logging.getLogger("slipstream.engine")
 
 AnyNet = AnyDraftNet | MtpHeads
 
@@ -55,7 +58,7 @@ def net_parts(
             net=net,
             storage=KvStorage(num_slots, body.num_layers, body.kv_heads, body.head_dim, dtype),
             sampler=target.sampler(),
-            max_len=min(target.max_model_len, body.max_positions),
+            max_len=_max_len(item.name, body.max_positions, target),
             num_spare_slots=num_spare,
         )
     return parts
@@ -71,7 +74,20 @@ def _mtp_parts(
         heads=heads,
         storage=heads.storage(kv.num_slots + num_spare, dtype),
         sampler=target.sampler(),
-        max_len=min(target.max_model_len, heads.hparams.max_positions),
+        max_len=_max_len(item.name, heads.hparams.max_positions, target),
         num_spare_slots=num_spare,
         last_layer_id=target.model.hparams.num_layers - 1,
     )
+
+
+def _max_len(name: str, own: int, target: LoadedModel) -> int:
+    """Longest text that a net drafts for; said where the target takes longer ones."""
+    if own < target.max_model_len:
+        log.warning(
+            "drafter %s drafts for texts of up to %d tokens (max_position_embeddings in its "
+            "config.json); the target takes %d, and answers longer ones without its drafts",
+            name,
+            own,
+            target.max_model_len,
+        )
+    return min(target.max_model_len, own)

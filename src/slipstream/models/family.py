@@ -18,6 +18,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+def activation_name(activation: Activation) -> str:
+    """How config.json spells it."""
+    return next(name for name, kind in _ACTIVATIONS.items() if kind == activation)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family of checkpoints that one function can read.

@@ -12,6 +12,7 @@ from torch import Tensor
 from slipstream.errors import ConfigError
 from slipstream.models.drafts.hparams import DraftHparams
 from slipstream.models.drafts.read import describe_draft
+from slipstream.models.family import activation_name
 from slipstream.models.hparams import RotaryParams
 from slipstream.models.identity import TargetIdentity
 from slipstream.training.families.family import Json
@@ -135,7 +136,7 @@ def _body(hparams: DraftHparams) -> Json:
         "max_position_embeddings": body.max_positions,
         "rms_norm_eps": body.norm_eps,
         "rope_theta": body.layers[0].rotary.theta,
-        "hidden_act": "silu",
+        "hidden_act": activation_name(body.activation),
         "attention_bias": body.qkv_bias,
         "vocab_size": body.vocab_size,
         "draft_vocab_size": hparams.draft_vocab_size,

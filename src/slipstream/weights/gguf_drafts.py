@@ -55,6 +55,7 @@ def _window_fields(reader: MetadataReader) -> dict[str, Any]:  # Any: JSON
     if not window:
         return {}
     fields: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True}
+    fields["max_window_layers"] = 0  # without a pattern every layer slides
     if isinstance(pattern, list):
         kinds = {True: "sliding_attention", False: "full_attention"}
         fields["layer_types"] = [kinds[bool(slides)] for slides in pattern]

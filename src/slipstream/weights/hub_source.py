@@ -15,7 +15,8 @@ from slipstream.weights.local_source import single_weights_file
 from slipstream.weights.manifest import compare_checksums
 from slipstream.weights.progress import Progress
 
-_OF_DRAFTERS = ("calibration.json", "provenance.json")  # a GGUF file holds all the rest
+# What lies beside a drafter's weights. The last is never read: it refuses the drafter.
+_OF_DRAFTERS = ("calibration.json", "provenance.json", "mask_embedding.pt")
 # Configuration, tokenizer and calibration files that public checkpoints carry.
 _COMPANIONS = (
     "config.json",

@@ -62,6 +62,20 @@ def exchanged_ends(net: TrainedNet) -> dict[str, Tensor]:
     }
 
 
+def exchanged_gates(net: TrainedNet) -> dict[str, Tensor]:
+    stored, parts = net.stored(), ("gate_proj", "up_proj")
+    names = [name for name in stored if f"mlp.{parts[0]}" in name]
+    return {name: stored[name.replace(*parts)].detach() for name in names} | {
+        name.replace(*parts): stored[name].detach() for name in names
+    }
+
+
+def state_first(net: TrainedNet) -> dict[str, Tensor]:
+    stored = net.stored()
+    names = [f"layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    return {name: stored[name].detach().roll(stored[name].shape[1] // 2, 1) for name in names}
+
+
 def taps(*layers: int) -> Callable[[], dict[str, Any]]:  # Any: JSON
     return lambda: {"target_layer_ids": list(layers)}
 
@@ -78,6 +92,7 @@ OF_DSPARK = [
     Broken("rotary pairs of neighbours", tensors=interleaved),
     Broken("norm weights as 1 + w", tensors=norms_without_their_one),
     Broken("the target's embeddings", tensors=strange_embeddings),
+    Broken("gate and up exchanged", tensors=exchanged_gates),
     Broken("a row drafts the place behind it", lambda: {"sample_from_anchor": False}),
     Broken("mask token 0", lambda: {"mask_token_id": 9}),
 ]
@@ -87,6 +102,8 @@ OF_EAGLE3 = [
     Broken("rotary base 10000", lambda: {"rope_theta": 5.0}),
     Broken("not the residual behind hidden_norm", lambda: {"norm_before_residual": True}),
     Broken("embeddings and head exchanged", tensors=exchanged_ends),
+    Broken("gate and up exchanged", tensors=exchanged_gates),
+    Broken("the state in front of the embedding", tensors=state_first),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,17 +19,19 @@ from tests.support.drafters import draft_context
 from tests.support.mtp import make_mtp_drafter
 from tests.support.native import native_kernels
 
-NETS = {
+NETS: dict[str, tuple[str, dict[str, Any]]] = {  # Any: JSON values
     "eagle3": ("eagle3", {}),
     "dflash": ("dflash", {}),
     "dspark": ("dspark", {}),
+    "eagle3 with gelu": ("eagle3", {"hidden_act": "gelu_pytorch_tanh"}),
+    "dflash with gelu": ("dflash", {"hidden_act": "gelu_pytorch_tanh"}),
     "dspark without heads": ("dspark", {"markov_rank": 0, "enable_confidence_head": False}),
 }
 HEADS: dict[str, list[int] | None] = {
     "mtp": None,
     "mtp of some tokens": [3 * index + 1 for index in range(96)],
 }
-CHAINS = ("eagle3", *HEADS)
+CHAINS = ("eagle3", "eagle3 with gelu", *HEADS)
 DRAWS = {
     "greedy": SamplingParams(temperature=0.0),
     "sampled": SamplingParams(temperature=0.8, seed=3),

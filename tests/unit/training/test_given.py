@@ -230,11 +230,19 @@ def eagle3_of_others(hparams: DraftHparams) -> DraftHparams:
         num_heads=2,
         kv_heads=1,
         norm_eps=1e-6,
+        activation="gelu_tanh",
         qkv_bias=True,
         output_bias=True,
         layers=(LayerParams(None, rotary),),
     )
-    return replace(hparams, body=body, has_own_embeddings=True, has_normed_residual=True)
+    return replace(
+        hparams,
+        body=body,
+        has_own_embeddings=True,
+        has_normed_residual=True,
+        has_input_norm=True,
+        recycles_normed=True,
+    )
 
 
 def dflash_of_others(hparams: DraftHparams) -> DraftHparams:
@@ -276,9 +284,13 @@ def test_a_published_net_keeps_its_own_shape(
     assert loss_of(run.net, settings, target, dataset) == loss_of(
         begun.net, settings, target, dataset
     )
-    export_run(run, target, tmp_path / "again", "slipstream", "float32", {})
-    again = open_given(str(tmp_path / "again"), target)
-    assert again.net.stored_hparams() == hparams
+    layouts: tuple[Layout, ...] = ("slipstream", "speculators")
+    for layout in layouts:
+        export_run(run, target, tmp_path / layout, layout, "float32", {})
+        again = open_given(str(tmp_path / layout), target).net
+        assert again.stored_hparams() == hparams
+        for name, parameter in run.net.stored().items():
+            assert torch.equal(again.stored()[name], parameter), name
     with pytest.raises(ConfigError, match=r"layout gguf cannot express|GGUF has no"):
         export_run(run, target, tmp_path / "file", "gguf", "f32", {})
     assert not (tmp_path / "file" / GGUF_FILE).exists()

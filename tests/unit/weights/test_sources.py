@@ -211,6 +211,7 @@ def test_a_drafter_s_gguf_brings_what_is_told_of_it(
     asked: str, server: FileServer, cache: ModelCache
 ) -> None:
     files = {"draft.gguf": b"a", "calibration.json": b"{}", "provenance.json": b"{}"}
+    files["mask_embedding.pt"] = b"pickled"  # known to be there, never read
     server.repos["org/drafter"] = {**files, "README.md": b"#", "other/calibration.json": b"{}"}
     repo, _, file = asked.partition(":")
 

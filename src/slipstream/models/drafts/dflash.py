@@ -136,7 +136,7 @@ class BlockNet(DraftNet[B]):
         return attention
 
     def _mlp(self, prefix: str) -> SubLayer:
-        return lambda x: gated_mlp(self.products, prefix, x)
+        return lambda x: gated_mlp(self.products, prefix, x, self.hparams.body.activation)
 
 
 class DFlashNet(BlockNet[DFlashHparams]):

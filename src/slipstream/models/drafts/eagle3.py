@@ -136,7 +136,7 @@ class Eagle3Net(DraftNet[Eagle3Hparams]):
         )
         x = x + self.products(f"{prefix}.self_attn.o_proj", mixed)
         normed = self.norm(f"{prefix}.post_attention_layernorm", x)
-        return x + gated_mlp(self.products, prefix, normed)
+        return x + gated_mlp(self.products, prefix, normed, self.hparams.body.activation)
 
 
 def _joined(earlier: LayerKv, rows: LayerKv) -> LayerKv:

@@ -27,7 +27,7 @@ _UNSUPPORTED: Mapping[str, str] = {
 # How training went, or what servers propose by default: no effect on a pass.
 _HARMLESS = frozenset(
     {
-        "num_anchors", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha",
+        "num_anchors", "max_anchors", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha",
         "loss_decay_gamma", "auf", "lambda_base_start", "lambda_base_decay_ratio", "emb_dim",
         "gru_hidden_dim", "pure_draft_prefix_len", "embed_requires_grad", "attention_mode",
         "mask_token", "speculators_version", "enable_sp_ulysses", "draft_attention",
@@ -137,7 +137,7 @@ def _is_cut(config: Json, names: Collection[str]) -> bool:
     """Whether what lacks `fc.weight` is a drafter all the same."""
     if config.get("speculators_model_type") in _KINDS or "dflash_config" in config:
         return True
-    architectures = " ".join(map(str, config.get("architectures") or [])).lower()
+    architectures = " ".join(_architectures(config)).lower()
     return any(kind in architectures for kind in _KINDS) or any(
         name.startswith(_OWN_TENSORS) for name in names
     )
@@ -145,14 +145,13 @@ def _is_cut(config: Json, names: Collection[str]) -> bool:
 
 def _says_dspark(config: Json) -> bool:
     """Without a Markov head only the configuration tells DSpark's layout of rows from DFlash's."""
-    section = config.get("dflash_config") or {}
+    section = _section(config, "dflash_config")
     kinds = (config.get("speculators_model_type"), section.get("projector_type"))
-    architectures = config.get("architectures") or []
-    return "dspark" in kinds or any("DSpark" in str(name) for name in architectures)
+    return "dspark" in kinds or any("DSpark" in name for name in _architectures(config))
 
 
 def _layout_name(config: Json, family: DraftFamily, stored_names: Collection[str]) -> str:
-    architectures = [str(name) for name in config.get("architectures") or []]
+    architectures = _architectures(config)
     if any(name.endswith(("DSparkModel", "Eagle3Model")) for name in architectures):
         return "DeepSpec"
     if "LlamaForCausalLMEagle3" in architectures or "DSparkDraftModel" in architectures:
@@ -165,14 +164,17 @@ def _layout_name(config: Json, family: DraftFamily, stored_names: Collection[str
 
 def _speculators(config: Json) -> tuple[dict[str, Any], str | None]:
     """Fields of the `speculators` format and the name of the verifier."""
-    about = config.get("speculators_config") or {}
-    verifier = about.get("verifier") if isinstance(about, Mapping) else None
+    verifier = _section(config, "speculators_config").get("verifier")
     body = config.get("transformer_layer_config")
     if not isinstance(body, Mapping):
         raise WeightsError("config.json of the speculators format lacks transformer_layer_config")
-    skipped = ("speculators_model_type", "speculators_config", "transformer_layer_config")
-    own = {name: value for name, value in config.items() if name not in skipped}
-    own.pop("architectures", None)
+    skipped = (
+        *("speculators_model_type", "speculators_config", "transformer_layer_config"),
+        *("architectures", "model_type"),  # of the wrapper; the body has its own
+    )
+    own = {
+        name: value for name, value in config.items() if name not in skipped and value is not None
+    }
     fields = {**body, **own}
     is_non_causal = own.pop("sliding_window_non_causal", None)
     if is_non_causal is not None:
@@ -188,7 +190,7 @@ def _merged(config: Json, sections: Collection[str]) -> dict[str, Any]:
     """The fields of config.json with those of its sections beside them."""
     fields = {name: value for name, value in config.items() if name not in sections}
     for section in sections:
-        for name, value in (config.get(section) or {}).items():
+        for name, value in _section(config, section).items():
             if fields.get(name) is not None and fields[name] != value:
                 raise WeightsError(
                     f"config.json has {name} = {fields[name]!r} and, in {section}, {value!r}"
@@ -197,12 +199,35 @@ def _merged(config: Json, sections: Collection[str]) -> dict[str, Any]:
     return fields
 
 
+def _section(config: Json, name: str) -> Json:
+    """A nested object; empty where it is absent."""
+    section = config.get(name) or {}
+    if not isinstance(section, Mapping):
+        raise WeightsError(f"config.json has {name} = {section!r}; it must be an object")
+    return section
+
+
+def _architectures(config: Json) -> list[str]:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise WeightsError(f"config.json has architectures = {names!r}; it must be a list of names")
+    return names
+
+
 def _count_taps_from_outputs(fields: dict[str, Any]) -> None:
     """Fields that name the input of a layer become `target_layer_ids`, which name outputs."""
     for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
         ids = fields.pop(name, None)
         if ids is None:
             continue
-        if not isinstance(ids, list) or not all(isinstance(item, int) for item in ids):
+        if not isinstance(ids, list) or not all(type(item) is int for item in ids):
             raise WeightsError(f"config.json has {name} = {ids!r}; it must be a list of layers")
-        fields["target_layer_ids"] = [layer - 1 for layer in ids]
+        outputs = [layer - 1 for layer in ids]
+        others = fields.get("target_layer_ids")
+        if others not in (None, outputs):
+            raise WeightsError(
+                f"config.json has {name} = {ids}, the inputs of layers, so the outputs of layers "
+                f"{outputs}; by another field it reads the outputs of layers {others}",
+                hint="remove the field that is not the training's; slipstream doctor measures each",
+            )
+        fields["target_layer_ids"] = outputs

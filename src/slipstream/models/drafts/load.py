@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from slipstream.models.drafts.dflash2 import DFlash2Net
 from slipstream.models.drafts.dspark import DSparkNet
 from slipstream.models.drafts.eagle3 import Eagle3Net
 from slipstream.models.drafts.hparams import (
+    DFlashHparams,
     DraftFamily,
     DraftHparams,
     default_tap_layer_ids,
@@ -35,6 +37,7 @@ from slipstream.weights.checkpoint import Checkpoint
 AnyDraftNet = DraftNet[Any]  # Any: hyperparameters of one of the families
 
 _MAX_NAMED = 8
+_MASK_FILE = "mask_embedding.pt"  # as Xiaomi's MiMo publishes its drafters
 
 _NETS: Mapping[DraftFamily, type[AnyDraftNet]] = {
     "eagle3": Eagle3Net,
@@ -122,7 +125,20 @@ def describe_checkpoint(checkpoint: Checkpoint) -> DraftCheckpoint | None:
     described = describe_draft(checkpoint.config, shapes, is_gguf=is_gguf)
     if described is None:
         return None
+    if isinstance(described.hparams, DFlashHparams):
+        _require_mask_of_target(checkpoint.path)
     return replace(described, problems=tuple(_problems_of(described, shapes)))
+
+
+def _require_mask_of_target(path: Path) -> None:
+    """Refuse a block drafter whose mask is no token's embedding, but one in a file of its own."""
+    file = (path if path.is_dir() else path.parent) / _MASK_FILE
+    if file.exists():
+        raise WeightsError(
+            f"{file} holds an embedding for the mask token that replaces the target's; it is "
+            "pickled, and pickled weights are never read",
+            hint="use a drafter whose mask is a token of the target's",
+        )
 
 
 def _problems_of(draft: DraftCheckpoint, shapes: Shapes) -> list[str]:

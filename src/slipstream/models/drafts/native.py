@@ -129,7 +129,7 @@ class NativeDraftNet(NativeNet):
             num_layers=body.num_layers,
             hidden_size=body.hidden_size,
             intermediate_size=body.intermediate_size,
-            gate=structs.GATES["silu"],
+            gate=structs.GATES[body.activation],
         )
 
     def _describe_block(self, hparams: DFlashHparams) -> None:

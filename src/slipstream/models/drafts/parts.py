@@ -7,17 +7,23 @@ have the type of their weights; everything between them is float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slipstream.models.hparams import Hparams, RotaryParams
+from slipstream.models.hparams import Activation, Hparams, RotaryParams
 from slipstream.models.layers.embedding import PackedEnds
 from slipstream.models.layers.rotary import RotaryTable
+
+_GATES: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
 
 
 class TokenEnds(Protocol):
@@ -210,9 +216,9 @@ class DraftRotary:
         return x * cos + torch.roll(x, x.shape[-1] // 2, -1) * sin
 
 
-def gated_mlp(products: Products, prefix: str, x: Tensor) -> Tensor:
-    """down(silu(gate(x)) * up(x)) of the parameters below `prefix`.mlp."""
-    gate = functional.silu(products(f"{prefix}.mlp.gate_proj", x))
+def gated_mlp(products: Products, prefix: str, x: Tensor, activation: Activation) -> Tensor:
+    """down(activation(gate(x)) * up(x)) of the parameters below `prefix`.mlp."""
+    gate = _GATES[activation](products(f"{prefix}.mlp.gate_proj", x))
     return products(f"{prefix}.mlp.down_proj", gate * products(f"{prefix}.mlp.up_proj", x))
 
 

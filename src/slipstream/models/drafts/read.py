@@ -8,6 +8,7 @@ from typing import Any
 
 from slipstream.errors import WeightsError
 from slipstream.models.config_reader import ConfigReader
+from slipstream.models.drafts.claims import EMBEDDINGS, HEAD, QUERY_NORM, require_claims
 from slipstream.models.drafts.hparams import (
     DFlash2Hparams,
     DFlashHparams,
@@ -19,6 +20,7 @@ from slipstream.models.drafts.hparams import (
 from slipstream.models.drafts.layouts import DraftLayout, read_draft_layout
 from slipstream.models.family import read_decoder, read_layers, read_rotary
 from slipstream.models.hparams import Hparams, LayerParams
+from slipstream.models.qwen2 import DEFAULT_FIRST_SLIDING
 
 _EAGLE_THETA = 10000.0  # the reference's, where config.json has none; never the target's
 _BLOCK_THETA = 1000000.0
@@ -91,17 +93,22 @@ def _read_common(config: ConfigReader, shapes: Shapes, *, is_eagle: bool) -> Dra
     window = config.count("sliding_window") if config.has("sliding_window") else None
     slides = config.flag("use_sliding_window", False)
     config.integer("sliding_window", 0)
-    config.integer("max_window_layers", 0)
+    first_sliding = config.integer("max_window_layers", DEFAULT_FIRST_SLIDING)
     rotary = read_rotary(config, _EAGLE_THETA if is_eagle else _BLOCK_THETA)
     full, sliding = LayerParams(None, rotary), LayerParams(window, rotary)
-    layers = read_layers(config, full, sliding, lambda _: slides and window is not None)
+    layers = read_layers(
+        config,
+        full,
+        sliding,
+        lambda layer: slides and window is not None and layer >= first_sliding,
+    )
     has_bias = config.flag("attention_bias", False)
-    config.require("mlp_bias", False)
+    require_claims(config, shapes)
     body = replace(
         read_decoder(config, "draft", layers),
         qkv_bias=has_bias,
         output_bias=has_bias,
-        has_qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
+        has_qk_norm=QUERY_NORM in shapes,
         has_tied_embeddings=False,  # a draft has its own ends or the target's
     )
     tap_layer_ids = config.integers("target_layer_ids")
@@ -112,8 +119,8 @@ def _read_common(config: ConfigReader, shapes: Shapes, *, is_eagle: bool) -> Dra
         num_taps=num_taps,
         tap_layer_ids=tap_layer_ids,
         draft_vocab_size=_draft_vocab_size(config, body, shapes),
-        has_own_embeddings="embed_tokens.weight" in shapes,
-        has_own_head="lm_head.weight" in shapes,
+        has_own_embeddings=EMBEDDINGS in shapes,
+        has_own_head=HEAD in shapes,
     )
 
 
@@ -145,6 +152,13 @@ def _tap_sizes(
             f"fc.weight reads {width} values, but config.json has {given} of {size} values each",
             hint="target_layer_ids and target_hidden_size must be those of the training",
         )
+    if is_eagle and tap_layer_ids is None and num_taps != _EAGLE_TAPS:
+        raise WeightsError(
+            f"fc.weight reads {num_taps} states of {size} values, and config.json does not say of "
+            f"which layers; the layers of {_EAGLE_TAPS} states follow from the target's depth",
+            hint="name them in eagle_aux_hidden_state_layer_ids, as in the training",
+        )
+    config.require("num_aux_hidden_states", num_taps)
     return size, num_taps
 
 
@@ -154,11 +168,10 @@ def _draft_vocab_size(config: ConfigReader, body: Hparams, shapes: Shapes) -> in
         raise WeightsError(
             f"config.json has draft_vocab_size = {size}, more than vocab_size = {body.vocab_size}"
         )
-    if size < body.vocab_size and not {"d2t", "lm_head.weight"} <= shapes.keys():
+    if size < body.vocab_size and not {"d2t", HEAD} <= shapes.keys():
         raise WeightsError(
             f"the drafter knows {size} of {body.vocab_size} tokens, which takes the tensors d2t "
-            "and lm_head.weight; it lacks "
-            + " and ".join(sorted({"d2t", "lm_head.weight"} - shapes.keys()))
+            "and lm_head.weight; it lacks " + " and ".join(sorted({"d2t", HEAD} - shapes.keys()))
         )
     return size
 
@@ -192,7 +205,14 @@ def _read_block(
             f"draft row and the mask a token below vocab_size = {common.body.vocab_size}"
         )
     is_sliding_causal = config.flag("is_sliding_causal", True)
-    causal = config.flag("is_causal", config.flag("causal", False))
+    of_section = config.flag("causal", False)
+    causal = config.flag("is_causal", of_section)
+    if config.has("causal") and causal != of_section:
+        raise WeightsError(
+            f"config.json has is_causal = {str(causal).lower()} and, in dflash_config, causal = "
+            f"{str(of_section).lower()}",
+            hint="remove the field that is not the training's; slipstream doctor measures each",
+        )
     is_said = config.has("is_causal") or config.has("causal")
     windows = [layer.window for layer in common.body.layers]
     if any(window is not None and window < length for window in windows):

@@ -10,6 +10,8 @@ from torch import Tensor
 from slipstream.errors import WeightsError
 from slipstream.weights.checkpoint import Checkpoint
 
+_ID_TYPES = (torch.int32, torch.int64)
+
 
 def read_token_ids(
     checkpoint: Checkpoint, names: Mapping[str, str], vocab_size: int, draft_vocab_size: int
@@ -25,7 +27,14 @@ def read_token_ids(
     known = checkpoint.take(names["t2d"]).bool() if "t2d" in names else None
     if "d2t" not in names:
         return None
-    stored = checkpoint.take(names["d2t"]).long()
+    tensor = checkpoint.take(names["d2t"])
+    if tensor.dtype not in _ID_TYPES:
+        raise WeightsError(
+            f"tensor d2t is of type {str(tensor.dtype).removeprefix('torch.')}; it holds ids of "
+            "tokens, which must be int32 or int64",
+            hint="it was cast with the weights, which rounds ids: export the drafter again",
+        )
+    stored = tensor.long()
     if stored.shape != (draft_vocab_size,):
         raise WeightsError(
             f"tensor d2t has shape {list(stored.shape)}, but draft_vocab_size is {draft_vocab_size}"

@@ -41,6 +41,7 @@ class ChainFamily(TrainingFamily[E], Generic[E]):
             "eagle_aux_hidden_state_layer_ids": layer_inputs(hparams),
             "norm_before_residual": hparams.has_normed_residual,
             "norm_before_fc": hparams.has_input_norm,
+            **({"norm_output": True} if hparams.recycles_normed else {}),
         }
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from slipstream.models.drafts.dflash import BlockNet
 from slipstream.models.drafts.eagle3 import Eagle3Net
 from slipstream.models.drafts.initial import initial_parameters
 from slipstream.models.drafts.load import AnyDraftNet, net_class_of
-from slipstream.models.drafts.parts import Context, LayerKv, empty_context
+from slipstream.models.drafts.parts import Context, LayerKv, empty_context, gated_mlp
 from tests.support.drafts import CONFIGS, HIDDEN_SIZE, VOCAB_SIZE, tiny_ends, tiny_hparams, tiny_net
 
 CONTEXT_LEN = 11
@@ -106,6 +109,41 @@ def test_a_sliding_layer_does_not_see_what_lies_a_window_back() -> None:
     after = run_block(net, 5, Context(far, context.positions, context.is_visible), CONTEXT_LEN)
 
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("silu", functional.silu),
+        ("gelu_pytorch_tanh", partial(functional.gelu, approximate="tanh")),
+    ],
+)
+@pytest.mark.parametrize("family", ["eagle3", "dflash"])
+def test_the_mlp_has_the_activation_that_the_configuration_names(
+    family: str, name: str, function: Callable[[Tensor], Tensor]
+) -> None:
+    net = tiny_net(family, {"hidden_act": name})
+    x = random(3, HIDDEN_SIZE)
+    gate, up, down = (
+        net.parameters[f"layers.0.mlp.{part}_proj.weight"] for part in ("gate", "up", "down")
+    )
+
+    mixed = gated_mlp(net.products, "layers.0", x, net.hparams.body.activation)
+
+    torch.testing.assert_close(mixed, (function(x @ gate.T) * (x @ up.T)) @ down.T)
+    other = tiny_net(family, {"hidden_act": "silu"})
+    assert torch.equal(output_of(net), output_of(other)) == (name == "silu")
+
+
+def output_of(net: AnyDraftNet) -> Tensor:
+    """States of a few rows behind the final norm."""
+    if isinstance(net, BlockNet):
+        return run_block(net, 5, context_of(net, CONTEXT_LEN), CONTEXT_LEN)
+    assert isinstance(net, Eagle3Net)
+    tokens = positions = torch.arange(CONTEXT_LEN).view(1, 1, -1)
+    hidden = net.fuse(random(1, 1, CONTEXT_LEN, 3 * HIDDEN_SIZE))
+    nothing = empty_context(net.hparams.body, 1, 1)
+    return net.extend(tokens, hidden, positions, nothing, (), CAUSAL_BLOCK).normed
 
 
 def test_dflash_2_starts_as_the_dflash_inside_it() -> None:
