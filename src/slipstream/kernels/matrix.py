@@ -204,6 +204,9 @@ def _pack(library: KernelLibrary, matrix: Matrix, part: StoredWeight) -> Tensor:
         held = part.to(torch.bfloat16).contiguous()
         address = held.data_ptr()
     library.functions.sl_pack(
-        library.isa, ctypes.byref(matrix), ctypes.c_void_p(address), ctypes.c_void_p(tiles.data_ptr())
+        library.isa,
+        ctypes.byref(matrix),
+        ctypes.c_void_p(address),
+        ctypes.c_void_p(tiles.data_ptr()),
     )
     return tiles
