@@ -81,7 +81,7 @@ class _Indices:
     item_tile: Tensor  # [items]
     tile_items: Tensor  # [tiles * ranks]
     rank_counts: tuple[int, ...]
-    mask: Tensor  # [masked items, 1, tile_rows * group_size, 128] 0 or -inf
+    hidden: Tensor  # [masked items, 1, tile_rows * group_size, 128] bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def _attend_group(
     v = _by_head(stored_values, num_items)
 
     scores = torch.bmm(q, k.transpose(1, 2))
-    if len(group.mask):
-        masked = scores[: len(group.mask) * kv_heads]
-        masked.view(-1, kv_heads, tile_heads, KEY_BLOCK_LEN).add_(group.mask)
+    if len(group.hidden):  # filled, not added: a hidden key may be NaN
+        masked = scores[: len(group.hidden) * kv_heads]
+        masked.view(-1, kv_heads, tile_heads, KEY_BLOCK_LEN).masked_fill_(group.hidden, -torch.inf)
     block_max = scores.amax(-1).view(num_items, lanes).index_select(0, group.tile_items)
     row_max = block_max.view(num_tiles, -1, lanes).amax(1).index_select(0, group.item_tile)
     weights = scores.sub_(row_max.view(num_items * kv_heads, tile_heads, 1)).exp_()
@@ -150,9 +150,7 @@ def _by_head(stored: Tensor, num_items: int) -> Tensor:
 
 
 def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
-    mask = torch.zeros(group.visible.shape)
-    mask.masked_fill_(torch.from_numpy(~group.visible), -torch.inf)
-    mask = mask.repeat_interleave(shape.group_size, 1).unsqueeze(1)
+    hidden = torch.from_numpy(~group.visible).repeat_interleave(shape.group_size, 1).unsqueeze(1)
     return _Indices(
         tile_rows=group.tile_rows,
         num_tiles=group.num_tiles,
@@ -162,7 +160,7 @@ def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
         item_tile=_flat(group.item_tile),
         tile_items=_flat(group.tile_items),
         rank_counts=group.rank_counts,
-        mask=mask,
+        hidden=hidden,
     )
 
 
