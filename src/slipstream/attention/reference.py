@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,7 +81,7 @@ class _Indices:
     item_tile: Tensor  # [items]
     tile_items: Tensor  # [tiles * ranks]
     rank_counts: tuple[int, ...]
-    hidden: Tensor  # [masked items, 1, tile_rows * group_size, 128] bool, what a row does not see
+    hidden: Tensor  # [masked items, 1, tile_rows * group_size, 128] bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def _attend_group(
     v = _by_head(stored_values, num_items)
 
     scores = torch.bmm(q, k.transpose(1, 2))
-    if len(group.hidden):
+    if len(group.hidden):  # filled, not added: a hidden key may be NaN
         masked = scores[: len(group.hidden) * kv_heads]
         masked.view(-1, kv_heads, tile_heads, KEY_BLOCK_LEN).masked_fill_(group.hidden, -torch.inf)
     block_max = scores.amax(-1).view(num_items, lanes).index_select(0, group.tile_items)
@@ -126,23 +125,10 @@ def _attend_group(
     weights = scores.sub_(row_max.view(num_items * kv_heads, tile_heads, 1)).exp_()
 
     total = _add_by_rank(weights.sum(-1).view(num_items, lanes), group)
-    mixed = _add_by_rank(_mix(weights, v).view(num_items, lanes, head_dim), group)
+    mixed = _add_by_rank(torch.bmm(weights, v).view(num_items, lanes, head_dim), group)
     mixed.div_(total.unsqueeze(-1))
     mixed = mixed.view(num_tiles, kv_heads, tile_rows, shape.group_size, head_dim).transpose(1, 2)
     return mixed.reshape(num_tiles * tile_rows, shape.num_heads * head_dim)
-
-
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """The batched product; what is not finite in `values` reaches only rows that give it weight.
-
-    Zero times such a number is not zero, so a row would fail for what it does not see.
-    """
-    mixed = torch.bmm(weights, values)
-    if math.isfinite(mixed.sum().item()):
-        return mixed
-    bad = ~values.isfinite()
-    mixed = torch.bmm(weights, values.masked_fill(bad, 0.0))
-    return mixed.masked_fill_(torch.bmm(weights, bad.float()) != 0.0, torch.nan)
 
 
 def _add_by_rank(of_items: Tensor, group: _Indices) -> Tensor:
@@ -164,7 +150,7 @@ def _by_head(stored: Tensor, num_items: int) -> Tensor:
 
 
 def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
-    hidden = torch.from_numpy(~group.visible)
+    hidden = torch.from_numpy(~group.visible).repeat_interleave(shape.group_size, 1).unsqueeze(1)
     return _Indices(
         tile_rows=group.tile_rows,
         num_tiles=group.num_tiles,
@@ -174,7 +160,7 @@ def _indices(group: TileGroup, shape: AttentionShape) -> _Indices:
         item_tile=_flat(group.item_tile),
         tile_items=_flat(group.tile_items),
         rank_counts=group.rank_counts,
-        hidden=hidden.repeat_interleave(shape.group_size, 1).unsqueeze(1),
+        hidden=hidden,
     )
 
 

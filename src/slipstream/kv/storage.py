@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,8 @@ class KvStorage:
     computes keys and values hands them over in any float dtype; what is read back is the stored,
     rounded one. Attention reads through `gather` or `keys` and `values`. In int8 each token's key
     and value of a head are codes of -127 to 127 with one scale, from that token's row alone.
+    Values are finite: of a head whose value is not, zeros are kept and a key of NaN, which makes
+    NaN of the rows that see it and is hidden from the others.
 
     Args:
         num_slots: `KvCache.num_slots`; the first page is scratch, for rows that only pad.
@@ -116,12 +119,17 @@ class KvStorage:
     ) -> None:
         """Store the rows of one layer, rounded to `dtype`."""
         assert (values is not None) == self.has_values
+        mixed = keys if values is None else values
+        stored = mixed if self.dtype == torch.int8 else mixed.to(self.dtype)
+        is_finite = stored.isfinite().all(-1, keepdim=True)
+        keys = torch.where(is_finite, keys, torch.nan)
         if self.dtype == torch.int8:
             keys, key_scales = _codes(keys)
             self.key_scales[layer].index_copy_(0, slots, key_scales)
         self.keys[layer].index_copy_(0, slots, keys.to(self.dtype))
         if values is None:
             return
+        values = torch.where(is_finite, values, 0)
         if self.dtype == torch.int8:
             values, value_scales = _codes(values)
             self.value_scales[layer].index_copy_(0, slots, value_scales)
@@ -132,13 +140,10 @@ class KvStorage:
 
         Of `dtype`, or float32 where that is int8.
         """
-        keys = self.keys[layer].index_select(0, slots)
-        values = self.values[layer].index_select(0, slots)
-        if self.dtype != torch.int8:
-            return keys, values
-        key_scales = self.key_scales[layer].index_select(0, slots)
-        value_scales = self.value_scales[layer].index_select(0, slots)
-        return keys * key_scales.unsqueeze(-1), values * value_scales.unsqueeze(-1)
+        keys = _selected(self.keys, self.key_scales, layer, slots)
+        if not self.has_values:
+            return keys, keys.nan_to_num()
+        return keys, _selected(self.values, self.value_scales, layer, slots)
 
     def copy(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> None:
         """Copy rows from slot to slot in all layers, bit for bit, as `Lease.compact` asks.
@@ -154,6 +159,16 @@ class KvStorage:
         to_slots = torch.from_numpy(targets).to(self.device)
         for tensor in self._copied:
             tensor.index_copy_(1, to_slots, tensor.index_select(1, from_slots))
+
+
+def _selected(
+    rows: Sequence[Tensor], scales: Sequence[Tensor], layer: int, slots: Tensor
+) -> Tensor:
+    """Numbers of some slots of a layer; `scales` are those of codes, or empty."""
+    selected = rows[layer].index_select(0, slots)
+    if not scales:
+        return selected
+    return selected * scales[layer].index_select(0, slots).unsqueeze(-1)
 
 
 def _codes(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.attention.backend import AttentionShape
+from slipstream.attention.native import scale_addresses, struct_of
 from slipstream.kernels import structs
 from slipstream.kernels.library import KernelLibrary
 from slipstream.kv.storage import KvStorage
@@ -116,26 +118,55 @@ def test_keys_are_stored_rotated_and_values_as_they_are(
     assert torch.equal(values[slots], before[:, num_heads + kv_heads :].to(dtype))
 
 
-@pytest.mark.parametrize("dim", [16, 24, 64])
-def test_int8_codes_are_those_that_the_storage_writes(library: KernelLibrary, dim: int) -> None:
-    num_heads, kv_heads, rows = 4, 2, 5
-    qkv = random(rows, (num_heads + 2 * kv_heads) * dim)
-    qkv[1] = 0
-    qkv[2] *= 1e-30
-    native, plain = (KvStorage(8, 1, kv_heads, dim, torch.int8) for _ in range(2))
+def store_both_ways(
+    library: KernelLibrary, dtype: torch.dtype, qkv: Tensor, num_heads: int, dim: int
+) -> list[KvStorage]:
+    """Rows of queries, keys and values, stored by the kernels and by the storage itself."""
+    rows = len(qkv)
+    kv_heads = (qkv.shape[1] // dim - num_heads) // 2
+    storages = native, plain = [KvStorage(8, 1, kv_heads, dim, dtype) for _ in range(2)]
     cos, sin = torch.ones(20, dim), torch.zeros(20, dim)
-    positions, slots = torch.tensor([3, 4, 5, 9, 19]), torch.tensor([7, 2, 0, 5, 1])
+    positions, slots = torch.tensor([3, 4, 5, 9, 19])[:rows], torch.tensor([7, 2, 0, 5, 1])[:rows]
     before = qkv.clone().view(rows, -1, dim)
     tensors = (qkv, cos, sin, positions, slots, native.keys[0], native.values[0])
     projection = structs.Projection(*(tensor.data_ptr() for tensor in tensors))
-    projection.key_scales = native.key_scales[0].data_ptr()
-    projection.value_scales = native.value_scales[0].data_ptr()
-    shape = structs.AttentionShape(num_heads, kv_heads, dim, structs.KV_INT8, 1.0)
+    projection.key_scales, projection.value_scales = scale_addresses(native, 0)
+    shape = struct_of(AttentionShape(num_heads, kv_heads, dim, 1.0), dtype)
     library.functions.sl_rotate_and_store(
         library.isa, ctypes.byref(projection), ctypes.byref(shape), rows
     )
     plain.write(0, slots, before[:, num_heads:-kv_heads], before[:, -kv_heads:])
+    return storages
+
+
+@pytest.mark.parametrize("dim", [16, 24, 64])
+def test_int8_codes_are_those_that_the_storage_writes(library: KernelLibrary, dim: int) -> None:
+    qkv = random(5, 8 * dim)
+    qkv[1] = 0
+    qkv[2] *= 1e-30
+    native, plain = store_both_ways(library, torch.int8, qkv, 4, dim)
     assert torch.equal(native.keys[0], plain.keys[0])
     assert torch.equal(native.values[0], plain.values[0])
     assert torch.equal(native.key_scales[0], plain.key_scales[0])
     assert torch.equal(native.value_scales[0], plain.value_scales[0])
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 3.395e38, 3.398e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_numbers_that_are_not_finite_are_kept_as_the_storage_keeps_them(
+    library: KernelLibrary, dtype: torch.dtype, number: float
+) -> None:
+    dim = 32
+    qkv = random(5, 8 * dim)
+    qkv[1, 4 * dim + 3] = number  # of the first key
+    qkv[2, 7 * dim + 20] = number  # of the second value
+    stored = store_both_ways(library, dtype, qkv, 4, dim)
+    (keys, values), (other_keys, other_values) = (
+        storage.gather(0, torch.arange(8)) for storage in stored
+    )
+    are_finite = keys.isfinite().all(-1)  # rotation spreads what is not, within a head
+    assert torch.equal(are_finite, other_keys.isfinite().all(-1))
+    assert torch.equal(keys[are_finite], other_keys[are_finite])
+    assert torch.equal(values, other_values)
+    assert values.isfinite().all()
+    assert values[0, 1].any() == are_finite[0, 1]  # the second value, which is in slot 0

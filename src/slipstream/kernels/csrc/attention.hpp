@@ -75,18 +75,6 @@ struct Range {
     int begin, end;
 };
 
-struct Sections {
-    int first, count;
-};
-
-// Those that a tile sees.
-inline Sections sections_of(const AttentionPlan& plan, const Tile& tile) {
-    const int64_t* positions = plan.positions + tile.first_row;
-    const int64_t oldest = plan.window && positions[0] >= plan.window ? positions[0] - plan.window + 1 : 0;
-    const int first = static_cast<int>(oldest / SECTION);
-    return {first, static_cast<int>(positions[tile.num_rows - 1] / SECTION) - first + 1};
-}
-
 // Work for one thread: steps of a tile's sections and key heads, which are taken section by section, and in
 // a section bundle by bundle of heads that fit into one tile. So memory is read from end to end.
 struct Unit {

@@ -4,10 +4,7 @@
 // numbers each, of 16 bits together; weights as one, and their sum is that of the rounded ones.
 // A lane's column is computed by itself: in a section all scores, their maximum, the weights, and the
 // mix of values block by block; then sections are added in order of position. Positions that it does
-// not see weigh exactly zero, and the order of TDPBF16PS is the same for every column. But zero times what is
-// not finite is not zero: rows that could have met such a number of others are computed again, each alone.
-#include <vector>
-
+// not see weigh exactly zero, and the order of TDPBF16PS is the same for every column.
 #include "attention_reader.hpp"
 
 namespace slipstream {
@@ -124,30 +121,22 @@ void attend_section(const Job& job, const Unit& unit, int section, Reader& reade
     }
 }
 
-// Key heads of a tile with results that are not finite.
-struct Suspect {
-    int tile, first_head, num_heads;
-};
-using Suspects = std::vector<Suspect>;
-
 // What all lanes of a bundle have mixed, to the results.
-void put(const Job& job, const Unit& unit, int h, float* mixes, Suspects& suspects) {
-    bool is_finite = true;
+void put(const Job& job, const Unit& unit, int h, float* mixes) {
     for (int t = 0; t < job.lane_tiles; t++)
         for (int i = 0; i < lanes_of(job, unit, h, t); i++) {
             const int lane = job.bundle > 1 ? i % job.lanes : 16 * t + i;
             const int kv_head = unit.first_head + h + (job.bundle > 1 ? i / job.lanes : 0);
             const int at = kv_head * job.group + lane % job.group;
-            is_finite &= put_lane(job, mix_at(mixes + t * job.mix_size()), i,
-                                  (job.rows[lane / job.group] * job.a.shape->num_heads + at) * job.dim);
+            put_lane(job, mix_at(mixes + t * job.mix_size()), i,
+                     (job.rows[lane / job.group] * job.a.shape->num_heads + at) * job.dim);
         }
-    if (!is_finite) suspects.push_back({unit.tile, unit.first_head + h, job.heads_of(unit, h)});
 }
 
 // A unit's steps; heads that it shares with others are added up by the last of them.
 template <bool HAS_CODES, bool IS_STREAMED>
 void attend_unit(const Job& job, const Unit& unit, Reader& reader, const Units& units,
-                 std::atomic<int>* counters, Suspects& suspects) {
+                 std::atomic<int>* counters) {
     const Group* group = unit.group < 0 ? nullptr : &units.groups[unit.group];
     const int64_t size = job.lane_tiles * job.mix_size();
     const auto part = [&](int section, int h) {
@@ -174,16 +163,16 @@ void attend_unit(const Job& job, const Unit& unit, Reader& reader, const Units& 
                         add(mix_at(sums + t * job.mix_size()), mix_at(part(i, h) + t * job.mix_size()),
                             lanes_of(job, unit, h, t), job.dim);
             }
-            put(job, unit, h, sums, suspects);
+            put(job, unit, h, sums);
         };
         attend_section<HAS_CODES, IS_STREAMED>(job, unit, s, reader, target_of, done);
     }
 }
 
-// All units that a thread takes; the suspects among their tiles of several rows.
-Suspects attend_units(const Attention& a, const Units& units, std::atomic<int>* counters, int thread) {
+}  // namespace
+
+void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* counters, int thread) {
     const AttentionShape& shape = *a.shape;
-    Suspects suspects;
     const size_t dim = shape.head_dim, group = shape.num_heads / shape.kv_heads;
     const bool has_codes = shape.kv_format == KV_INT8;
     const int64_t head_bytes = has_codes ? dim : 2 * dim;
@@ -241,34 +230,8 @@ Suspects attend_units(const Attention& a, const Units& units, std::atomic<int>* 
         const auto attend = has_codes ? streams ? attend_unit<true, true> : attend_unit<true, false>
                             : streams ? attend_unit<false, true>
                                       : attend_unit<false, false>;
-        attend(job, *unit, reader, units, counters, suspects);
+        attend(job, *unit, reader, units, counters);
     }
-    return suspects;
-}
-
-// Compute the rows of a tile anew, each alone.
-void attend_alone(const Attention& a, const Suspect& suspect) {
-    const AttentionPlan& plan = *a.plan;
-    const Tile& tile = plan.tiles[suspect.tile];
-    for (int64_t r = 0; r < tile.num_rows; r++) {
-        const Tile row{tile.first_row + r, 1, tile.first_slot};
-        const AttentionPlan of_row{&row, plan.rows, plan.positions, plan.slots, 1, plan.window};
-        Attention alone = a;
-        alone.plan = &of_row;
-        const Sections sections = sections_of(of_row, row);
-        Unit unit{0, suspect.first_head, suspect.num_heads, sections.first, sections.count,
-                  heads_of_tile(*a.shape, 1), 0, 0, -1, 0};
-        unit.end = unit.num_sections * unit.num_bundles();
-        std::atomic<int> counter{0};
-        attend_units(alone, {&unit, nullptr, 1, 0, 1, nullptr}, &counter, 0);
-    }
-}
-
-}  // namespace
-
-void SL_NAME(attend)(const Attention& a, const Units& units, std::atomic<int>* counters, int thread) {
-    for (const Suspect& suspect : attend_units(a, units, counters, thread))
-        if (a.plan->tiles[suspect.tile].num_rows > 1) attend_alone(a, suspect);
 }
 
 }  // namespace slipstream

@@ -46,7 +46,7 @@ struct Job {
     const int64_t* positions;
     const int64_t* slots;
     const uint8_t** key_rows;    // [SECTION] where positions' keys lie; past the newest one its own
-    const uint8_t** value_rows;  // likewise; zeros where no row of the tile sees them
+    const uint8_t** value_rows;  // likewise; past the newest one zeros
     uint8_t* zeros;              // of a slot's values
     int dim, group, newest;
     Seen seen;
@@ -67,8 +67,6 @@ struct Job {
     bool has_codes;
     int64_t head_bytes, slot_bytes;
 
-    // Whether some row of the tile sees the position.
-    bool sees(int position) const { return seen.first <= position && position <= newest; }
     // Of 16 or 32 positions from `start` on; a head's come `head * head_bytes` later.
     const uint8_t* const* keys_from(int start) const { return key_rows + start % SECTION; }
     const uint8_t* const* values_from(int start) const { return value_rows + start % SECTION; }
@@ -129,7 +127,7 @@ SL_INLINE __m512i load_row(const uint8_t* row, int d) {
 void fetch_scales(const Job& job, int begin, int end, int head) {
     constexpr float SMALLEST = 1e-30f;  // the inverse must be finite; a row of zeros has 0
     for (int i = begin; i < end; i++) {
-        const int64_t at = job.sees(i) ? job.slots[i] * job.a.shape->kv_heads + head : -1;
+        const int64_t at = i <= job.newest ? job.slots[i] * job.a.shape->kv_heads + head : -1;
         const float scale = at < 0 ? 0.0f : job.a.value_scales[at];
         job.key_scales[i % SECTION] = at < 0 ? 0.0f : job.a.key_scales[at];
         job.value_scales[i % SECTION] = scale < SMALLEST ? SMALLEST : scale;
@@ -149,7 +147,7 @@ void find_rows(const Job& job, Blocks blocks) {
     for (int i = blocks.begin * KEY_BLOCK; i < blocks.end * KEY_BLOCK; i++) {
         const int64_t at = job.slots[i <= job.newest ? i : job.newest] * job.slot_bytes;
         job.key_rows[i % SECTION] = keys + at;
-        job.value_rows[i % SECTION] = job.sees(i) ? values + at : job.zeros;
+        job.value_rows[i % SECTION] = i <= job.newest ? values + at : job.zeros;
     }
 }
 
@@ -209,7 +207,8 @@ void weigh_section(const Job& job, Blocks blocks, int t, const Mix& to, const Pa
 // Add a section's mix to what came before it.
 void add(const Mix& to, const Mix& part, int lanes, int dim) {
     const __m512 before = _mm512_load_ps(to.max), added = _mm512_load_ps(part.max);
-    const __mmask16 is_seen = _mm512_cmp_ps_mask(added, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+    // By the weights: where all scores are NaN, their maximum is that of none.
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(_mm512_load_ps(part.total), _mm512_setzero_ps(), _CMP_NEQ_UQ);
     const __m512 now = _mm512_max_ps(before, added);
     alignas(64) float shrink[16], grow[16];
     const __m512 s = power_of_two(_mm512_sub_ps(before, now));
@@ -229,27 +228,21 @@ void add(const Mix& to, const Mix& part, int lanes, int dim) {
     }
 }
 
-// Whether all that was written is finite.
-bool put_lane(const Job& job, const Mix& mixed, int lane, int64_t at) {
+void put_lane(const Job& job, const Mix& mixed, int lane, int64_t at) {
     const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     const float* values = mixed.values + lane * job.dim;
     const float inverse = 1.0f / mixed.total[lane];
-    constexpr int NOT_FINITE = 0x99;  // NaN of both kinds and infinity of both signs
-    __mmask16 bad = 0;
     for (int d = 0; d < job.dim; d += 32) {
         const __m512 x = _mm512_loadu_ps(values + d), y = _mm512_loadu_ps(values + d + 16);
         const f32x16 v[2] = {f32x16(_mm512_permutex2var_ps(x, lower, y)) * inverse,
                              f32x16(_mm512_permutex2var_ps(x, upper, y)) * inverse};
-        for (int i = 0; i < 2; i++) {
-            bad |= _mm512_fpclass_ps_mask(__m512(v[i]), NOT_FINITE);
+        for (int i = 0; i < 2; i++)
             if (job.a.store == TO_BF16)
                 store(static_cast<uint16_t*>(job.a.out) + at + d + 16 * i, v[i]);
             else
                 store(static_cast<float*>(job.a.out) + at + d + 16 * i, v[i]);
-        }
     }
-    return !bad;
 }
 
 }  // namespace

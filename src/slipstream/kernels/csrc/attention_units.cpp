@@ -10,6 +10,17 @@ namespace {
 constexpr int SPAN_FLOATS = 256;                // of key heads that stay together
 constexpr int64_t MAX_PARTIALS = int64_t(8) << 20;  // floats
 
+struct Sections {
+    int first, count;
+};
+
+Sections sections_of(const AttentionPlan& plan, const Tile& tile) {
+    const int64_t* positions = plan.positions + tile.first_row;
+    const int64_t oldest = plan.window && positions[0] >= plan.window ? positions[0] - plan.window + 1 : 0;
+    const int first = static_cast<int>(oldest / SECTION);
+    return {first, static_cast<int>(positions[tile.num_rows - 1] / SECTION) - first + 1};
+}
+
 // Fills units in order of their threads: whole tiles by spans of heads, or all steps in equal shares.
 class Cutter {
 public:

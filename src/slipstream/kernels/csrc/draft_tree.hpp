@@ -71,7 +71,8 @@ public:
         const double rest = trust < 0.0 ? 1.0 : first < 1.0 ? (1.0 - trust) / (1.0 - first) : 0.0;
         const double path = node == ROOT ? 1.0 : nodes[node].score;
         for (int i = 0; i < count && i < rules_->num_children; i++) {
-            const double share = i == 0 && trust >= 0.0 ? trust : weights[i] / total * rest;
+            // A first share of nearly 1 cancels badly, and no child may outrank its parent.
+            const double share = i == 0 && trust >= 0.0 ? trust : std::min(1.0, weights[i] / total * rest);
             const double score = path * share;
             if (score < rules_->least_score) continue;
             nodes.push_back({token_ids[found[i].index], score, node, depth(node) + 1, -1});

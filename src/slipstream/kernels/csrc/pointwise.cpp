@@ -41,14 +41,17 @@ void rotate(float* head, const float* cosines, const float* sines, int half) {
     }
 }
 
-// A head as codes; the scale takes its greatest number to 127. Source: kv/storage.py has the twin.
+// A head as codes; the scale takes its greatest number to 127. One that is NaN makes the scale so. Source:
+// kv/storage.py has the twin.
 float keep_codes(const float* x, int8_t* codes, int dim) {
     f32x16 greatest = {};
+    i32x16 is_nan = {};
     for (int i = 0; i < dim; i += LANES) {
         const f32x16 v = load_some(x + i, dim - i);
+        is_nan |= v != v;
         greatest = max(greatest, select(v < 0.0f, -v, v));
     }
-    const float scale = max(greatest) / 127.0f;
+    const float scale = mask_of(is_nan) ? NAN : max(greatest) / 127.0f;
     const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     for (int i = 0; i < dim; i += LANES) {
         f32x16 v = scale > 0.0f ? load_some(x + i, dim - i) / scale : f32x16{};
@@ -68,6 +71,20 @@ void keep(const float* x, void* storage, int64_t at, int count, int format) {
         else
             store_some(static_cast<float*>(storage) + at + i, v, count - i);
     }
+}
+
+// A head's value that is infinite or NaN as it is stored, against the rows that do not see it: their weight of
+// it is 0, which takes finite numbers only to 0. Zeros are stored instead, and a key of NaN, which makes the
+// rows that see it NaN and is hidden from the others. Source: kv/storage.py has the twin.
+void hide_infinite(float* key, float* value, int dim, int format) {
+    const float least = format == KV_BF16 ? 0x1.ffp127f : INFINITY;  // of what is rounded to infinity
+    i32x16 is_finite = lane_numbers() >= 0;
+    for (int i = 0; i < dim; i += LANES) {
+        const f32x16 v = load_some(value + i, dim - i);
+        is_finite = is_finite & (v < least) & (v > -least);
+    }
+    if (mask_of(is_finite) == 0xffff) return;
+    for (int i = 0; i < dim; i++) key[i] = NAN, value[i] = 0.0f;
 }
 
 SL_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (exp(-x) + 1.0f); }
@@ -109,6 +126,8 @@ void SL_NAME(rotate_and_store)(const Projection& p, const AttentionShape& shape,
             if (norm.weight) normalise_row(norm, qkv + h * dim, qkv + h * dim);
             rotate(qkv + h * dim, p.cosines + p.positions[row] * dim, p.sines + p.positions[row] * dim, half);
         }
+        for (int h = shape.num_heads; h < num_rotated; h++)
+            hide_infinite(qkv + h * dim, qkv + (h + shape.kv_heads) * dim, dim, shape.kv_format);
         const int width = shape.kv_heads * dim;
         const int64_t first = p.slots[row] * slot_stride(shape);
         if (shape.kv_format == KV_INT8) {

@@ -172,8 +172,9 @@ def _trusted(children: Children, trust: float) -> Children:
     if not children:
         return children
     first, *others = children
+    # A first share of nearly 1 cancels badly, and no child may outrank its parent.
     factor = (1.0 - trust) / (1.0 - first.share) if first.share < 1.0 else 0.0
     return [
         first._replace(share=trust),
-        *(other._replace(share=other.share * factor) for other in others),
+        *(other._replace(share=min(1.0, other.share * factor)) for other in others),
     ]
