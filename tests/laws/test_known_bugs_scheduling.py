@@ -163,7 +163,7 @@ def test_a_drafter_that_errs_now_and_then_comes_back() -> None:
     harness = EngineHarness(logits_of=MODEL)
     events = RecordedEvents()
     fails_once = FaultyDrafter("raises", is_failing=lambda call: call == 2)
-    oracle = OracleDrafter(true_outputs_by_prompt({PROMPT: truth}))
+    oracle = OracleDrafter(true_outputs_by_prompt({PROMPT: truth}), name="faulty")
     fails_once.tree_for = oracle.tree_for  # type: ignore[method-assign]  # right when it works
     drafter = guarded(fails_once, harness.clock, events)
     harness.engine._stages.proposer.drafters = (drafter,)
