@@ -17,7 +17,7 @@ from slipstream.kernels.library import KernelLibrary
 from slipstream.kernels.matrix import PackedMatrix
 from slipstream.kv.storage import KvStorage
 from slipstream.models.hparams import Hparams
-from slipstream.models.layers.activation import gated_activation
+from slipstream.models.layers.activation import ACTIVATIONS, gated_activation
 from slipstream.models.layers.norm import RmsNorm
 from slipstream.models.layers.rotary import RotaryTable
 from slipstream.models.layers.rotary import Rotation as RotaryAngles
@@ -143,7 +143,7 @@ class RowCases:
         gate_up = torch.empty(num_rows, 2 * size).normal_()
         out = torch.empty(num_rows, size, dtype=torch.bfloat16)
         rounded, twin = gate_up.bfloat16(), gated_activation(kind, torch.bfloat16)
-        act = functional.silu if kind == "silu" else partial(functional.gelu, approximate="tanh")
+        act = ACTIVATIONS[kind]
         gate, up = rounded.chunk(2, -1)
         functions, isa = self._library.functions, self._library.isa
 

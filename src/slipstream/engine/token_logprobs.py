@@ -52,12 +52,12 @@ class LogprobReporter:
     def of_output(self, logits: Tensor, drawn: DrawnRows) -> Reported:
         """Entries of tokens that one step drew for one request."""
         entries: list[TokenLogprob] = []
-        for row, request, token in zip(drawn.rows, drawn.requests, drawn.tokens, strict=True):
-            try:
-                scores = score_drawn(self._sampler, logits[row : row + 1], [request], [token])
-                entries += map(self._entry, scores)
-            except SamplingError as error:
-                return Reported(tuple(entries), error.error)
+        rows = logits[list(drawn.rows)]
+        try:
+            for score in score_drawn(self._sampler, rows, drawn.requests, drawn.tokens):
+                entries.append(self._entry(score))
+        except SamplingError as error:
+            return Reported(tuple(entries), error.error)
         return Reported(tuple(entries))
 
     def of_prompt(

@@ -7,7 +7,7 @@ The caller decides whose distribution it is: the model's own logits (`raw`), or 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,19 +72,18 @@ def score_drawn(
     logits: Tensor,  # [rows, vocab or more] float32, as given to `Sampler.sample`
     requests: Sequence[RowRequest],
     token_ids: Sequence[int],
-) -> list[TokenScore]:
-    """Scores of drawn tokens, each row by its request's `logprobs_mode` and `top_logprobs`.
+) -> Iterator[TokenScore]:
+    """Scores of drawn tokens in turn, each row by its request's `logprobs_mode` and `top_logprobs`.
 
     Raises:
-        SamplingError: As in `Sampler.sample`.
+        SamplingError: As in `Sampler.sample`; behind the scores of the rows before.
     """
-    scores: list[TokenScore] = []
     for index, (request, token_id) in enumerate(zip(requests, token_ids, strict=True)):
         row = logits[index : index + 1]
         try:
             if request.params.logprobs_mode == "processed":
                 row = sampler.processed(row, [request])
-            scores += score_tokens(
+            yield from score_tokens(
                 row,
                 [token_id],
                 vocab_size=sampler.vocab_size,
@@ -92,7 +91,6 @@ def score_drawn(
             )
         except SamplingError as error:
             raise SamplingError(index, error.error) from error
-    return scores
 
 
 def _score(row: FloatArray, token_id: int, num_top: int, index: int) -> TokenScore:

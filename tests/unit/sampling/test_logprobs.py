@@ -86,5 +86,5 @@ def test_a_row_that_is_not_finite_is_named() -> None:
     assert caught.value.row == 1
     requests = [RowRequest(SamplingParams(), SamplingState(), 0, 0)] * 3
     with pytest.raises(SamplingError) as caught:
-        score_drawn(Sampler(VOCAB, ()), logits, requests, [0, 0, 0])
+        list(score_drawn(Sampler(VOCAB, ()), logits, requests, [0, 0, 0]))
     assert caught.value.row == 1

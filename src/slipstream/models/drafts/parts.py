@@ -7,9 +7,8 @@ have the type of their weights; everything between them is float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,13 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.models.hparams import Activation, Hparams, RotaryParams
+from slipstream.models.layers.activation import ACTIVATIONS
 from slipstream.models.layers.embedding import PackedEnds
 from slipstream.models.layers.rotary import RotaryTable
-
-_GATES: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
 
 
 class TokenEnds(Protocol):
@@ -218,7 +213,7 @@ class DraftRotary:
 
 def gated_mlp(products: Products, prefix: str, x: Tensor, activation: Activation) -> Tensor:
     """down(activation(gate(x)) * up(x)) of the parameters below `prefix`.mlp."""
-    gate = _GATES[activation](products(f"{prefix}.mlp.gate_proj", x))
+    gate = ACTIVATIONS[activation](products(f"{prefix}.mlp.gate_proj", x))
     return products(f"{prefix}.mlp.down_proj", gate * products(f"{prefix}.mlp.up_proj", x))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from slipstream.models.hparams import Activation
 
 GatedActivation = Callable[[Tensor], Tensor]
 """[rows, 2 * size], gates first -> [rows, size] act(gate) * up, in the same dtype."""
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""Torch's own functions, for where an element's place may change its last bit."""
 
 
 def gated_activation(kind: Activation, dtype: torch.dtype) -> GatedActivation:
