@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_prompts_become_a_drafter(
     fit += ["--layers", "1", "--draft-vocab", "128", "--markov-rank", "8", "--pack-len", "64"]
     fit += ["--steps", "4", "--step-packs", "2", "--anchors", "8", "--checkpoint-every", "2"]
     assert run(*fit) == 0
+    assert "answer tokens/s, 0:00:00 left" in capsys.readouterr().out
     assert run("train", "eval", out, *of_data, "--cache", cache, "--json", tmp_path / "e.json") == 0
     served: Arguments = ["--prompts", tmp_path / "prompts.jsonl", "--json", tmp_path / "s.json"]
     assert run("train", "eval", out, *served, "--per-category", "2", *flags(model)) == 0
@@ -91,6 +93,16 @@ def test_prompts_become_a_drafter(
         "prompts",
     ]
     assert {row["label"] for row in json.loads((tmp_path / "e.json").read_text())} >= {"prompts"}
+
+
+def test_processes_of_one_training_share_the_threads(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = len(os.sched_getaffinity(0)) + 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(many))
+    command: Arguments = ["train", "fit", "--data", "x", "--out", "y", *flags(model)]
+    assert run(*command, "--set", "engine.num_threads=2") != 0
+    assert f"{many} processes share them" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_leaves_nothing_to_learn_from_is_refused(

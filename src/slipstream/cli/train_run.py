@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from slipstream.cli.train_settings import FitOptions, choose_settings, pieces_of
 from slipstream.cli.training import provenance_of
@@ -130,37 +130,40 @@ def _reporting(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = Console(stderr=True, quiet=console.quiet)
     with Progress(*columns, TextColumn("{task.fields[speed]}"), console=shown) as bar:
-        task = bar.add_task("training", total=num_steps, speed="")
-        yield Reporting(
-            _intervals(options.checkpoint_every),
-            _on_step(bar, task),
-            _on_score(options.files.out / PLOT_FILE, title, console),
-            SystemClock(),
-        )
+        bar.add_task("training", total=num_steps, speed="")
+        lines = _Lines(bar, options.files.out / PLOT_FILE, title, console)
+        intervals = _intervals(options.checkpoint_every)
+        yield Reporting(intervals, lines.on_step, lines.on_score, SystemClock())
 
 
-def _on_step(bar: Progress, task: TaskID) -> Callable[[int, float, float], None]:
-    def on_step(step: int, tokens_per_s: float, left_s: float) -> None:
+class _Lines:
+    """What a training shows: a bar where someone looks on, a line a score everywhere, a plot."""
+
+    def __init__(self, bar: Progress, plot: Path, title: str, console: Console) -> None:
+        self._bar = bar
+        self._plot = plot
+        self._title = title
+        self._console = console
+        self._speed = ""
+
+    def on_step(self, step: int, tokens_per_s: float, left_s: float) -> None:
+        """See `Reporting`."""
         minutes, seconds = divmod(round(left_s), 60)
         left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left"
-        speed = f"{tokens_per_s:,.0f} answer tokens/s, {left}"
-        bar.update(task, completed=step, speed=speed)
+        self._speed = f"{tokens_per_s:,.0f} answer tokens/s, {left}"
+        for task in self._bar.task_ids:
+            self._bar.update(task, completed=step, speed=self._speed)
 
-    return on_step
-
-
-def _on_score(plot: Path, title: str, console: Console) -> Callable[[Score, Sequence[Score]], None]:
-    def on_score(score: Score, history: Sequence[Score]) -> None:
+    def on_score(self, score: Score, history: Sequence[Score]) -> None:
+        """See `Reporting`."""
         text = (
             f"step {score.step}  loss {score.loss:.3f}  acceptance {score.sampled_length:.2f} "
-            f"(along answers {score.greedy_length:.2f})"
+            f"(along answers {score.greedy_length:.2f})  {self._speed}"
         )
         if score.held_out_loss is not None:
             text += (
                 f"  held out: loss {score.held_out_loss:.3f}  acceptance "
                 f"{score.held_out_sampled:.2f} ({score.held_out_greedy:.2f})"
             )
-            write_plot(history, title, plot)
-        console.print(text, highlight=False)
-
-    return on_score
+            write_plot(history, self._title, self._plot)
+        self._console.print(text, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ TapsOption = Annotated[
 
 
 def open_target(config: Config) -> TrainingTarget:
-    """Fetch and load the target; set the number of threads, and that freed memory is kept."""
+    """Fetch and load the target; set this process's share of threads; keep freed memory."""
     import torch
 
     from slipstream.cli.fetching import fetch_weights
@@ -56,7 +57,10 @@ def open_target(config: Config) -> TrainingTarget:
     from slipstream.training.session import TrainingTarget
 
     keep_freed_memory(maps_large_blocks=False)
-    torch.set_num_threads(choose_num_threads(config.engine.num_threads, read_cores()))
+    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's, on this machine
+    torch.set_num_threads(
+        choose_num_threads(config.engine.num_threads, read_cores(), num_processes)
+    )
     fetch_weights(config)
     with Console(stderr=True).status(f"loading {config.model.public_name}"):
         return TrainingTarget.of(load_target(config.model), config.model.shared_source)

@@ -57,22 +57,26 @@ def read_cores(processors: Collection[int] | None = None, system: Path = _SYSTEM
     return Cores(len(processors), len(siblings), min(_quotas(system), default=None))
 
 
-def choose_num_threads(setting: int | None, cores: Cores) -> int:
+def choose_num_threads(setting: int | None, cores: Cores, num_processes: int = 1) -> int:
     """Threads to compute with.
 
     Args:
         setting: `engine.num_threads`.
+        num_processes: How many that compute at the same time share the cores, this one included.
     Raises:
         ConfigError: It asks for more than there are processors: threads wait for each other in
             every product, so a pass would take many times as long.
     """
+    fitting = max(1, cores.num_threads // num_processes)
     if setting is None:
-        return cores.num_threads
-    if setting > cores.num_processors:
+        return fitting
+    most = max(1, cores.num_processors // num_processes)
+    if setting > most:
+        sharing = "" if num_processes == 1 else f", and {num_processes} processes share them"
         raise ConfigError(
-            f"engine.num_threads must be 1 to {cores.num_processors} here, got {setting}: this "
-            f"process may use {cores}",
-            hint=f"leave it null, which takes {cores.num_threads}, or give the process more "
+            f"engine.num_threads must be 1 to {most} here, got {setting}: this "
+            f"process may use {cores}{sharing}",
+            hint=f"leave it null, which takes {fitting}, or give the process more "
             "processors (taskset, the container's cpuset)",
         )
     return setting

@@ -79,3 +79,21 @@ def test_more_threads_than_processors_are_refused_with_what_there_is() -> None:
     )
     assert caught.value.hint is not None
     assert "takes 3" in caught.value.hint
+
+
+def test_processes_that_compute_together_share_the_cores() -> None:
+    assert choose_num_threads(None, Cores(8, 4), 2) == 2
+    assert choose_num_threads(None, Cores(8, 4), 3) == 1
+    assert choose_num_threads(None, Cores(2, 2), 8) == 1
+    assert choose_num_threads(4, Cores(8, 4), 2) == 4
+
+
+def test_processes_that_ask_for_more_threads_than_they_share_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_num_threads(8, Cores(8, 4), 2)
+    assert caught.value.message == (
+        "engine.num_threads must be 1 to 4 here, got 8: this process may use 8 processors on 4 "
+        "cores, and 2 processes share them"
+    )
+    assert caught.value.hint is not None
+    assert "takes 2" in caught.value.hint
